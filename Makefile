@@ -128,7 +128,7 @@ speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU a
 	$(REPORT)
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
-	$(MEASURE) synthetic cleanrl sb3 torchrl
+	$(MEASURE) cleanrl sb3 torchrl
 	$(VENV_RLLIB)/bin/$(MEASURES) rllib impala
 	$(REPORT)
 

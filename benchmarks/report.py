@@ -300,10 +300,7 @@ def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
 
 # --- training loops ---------------------------------------------------------------------------------------------------
 
-LOOPS = ("synthetic", "cleanrl", "sb3", "torchrl", "rllib", "impala")
-CAPTION = "the speed-up with all that is replaced, with quartiles"
-BOUNDED = ("synthetic", "sb3")
-"""Loops with a part that is not replaced, *rest*, which bounds the speed-up (Amdahl's law)."""
+LOOPS = ("cleanrl", "sb3", "torchrl", "rllib", "impala")
 
 
 def load_loop(name: str) -> Any:
@@ -322,8 +319,7 @@ def write_loops() -> str:
             device = "CPU" if machine == "cpu" else "GPU"
             parts += [f"### {device}", describe_machine(machine, result)]
             parts.append(fold(list_arms(describe_settings(result.rows))))
-        figure = f"![{module.TITLE}: {CAPTION}](plots/end_to_end_{name}.svg)\n\n*{module.TITLE}: {CAPTION}*"
-        parts.append(figure if found else NOT_YET)
+        parts += [NOT_YET] * (not found)
     return join_parts(parts)
 
 
@@ -576,22 +572,6 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
     return None
 
 
-def write_verbs() -> str:
-    """How long the verbs take that one runs first."""
-    result = read_machines("verbs").get("cpu", Result({}, []))
-    times = {row.arm: f"about {max(1, round((row.median or 0) / 60))} minutes" for row in result.rows}
-    if not times.keys() >= {"demo", "test"}:
-        return ""
-    takes = f"`make demo` takes {times['demo']} and `make test` {times['test']}"
-    return f"{takes} on {name_place('cpu', result)}, once packages are installed."
-
-
-def write_size() -> str:
-    """The size of an installation on a CPU."""
-    rows = select_rows(read_machines("verbs")["cpu"].rows, "install", "size")
-    return "".join(f"With all packages that it needs, this is {format_number(row.median)} GB on disk." for row in rows)
-
-
 TABLES = (
     "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
     "packed", "losses", "multi_gpu", "accuracy",
@@ -603,8 +583,6 @@ OF_LOGITS: list[Column] = [
     *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
 ]
 PARTS: dict[str, Callable[[], str]] = {
-    "verbs": write_verbs,
-    "install_size": write_size,
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
     "speed": lambda: describe_speed(find_newest_gpu()),
@@ -645,7 +623,6 @@ def draw_figures() -> dict[str, Figure]:
     mpl.rcParams.update(style | {"savefig.transparent": True, "legend.framealpha": 0} | dict.fromkeys(colored, INK))
     figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
     figures["training"] = draw_expected()
-    figures |= {f"end_to_end_{name}": draw_loop(name, found) for name in LOOPS if (found := read_machines(name))}
     if found := read_machines("learning"):
         figures["learning"] = draw_learning(found)
     return figures
@@ -697,42 +674,6 @@ def draw_expected() -> Figure:
     for side in ("top", "right"):
         panel.spines[side].set_visible(False)
     return figure
-
-
-def draw_loop(name: str, found: dict[str, Result]) -> Figure:
-    """A panel per machine: the speed-up of each setting with all that is replaced, quartiles, and Amdahl's bound."""
-    measured = {machine: select_last(result.rows) for machine, result in found.items()}
-    figure, panels = make_panels(len(found), 1, 7, 0.7 * len(found) + 0.2 * sum(map(len, measured.values())))
-    panels[0].get_gridspec().set_height_ratios([len(own) for own in measured.values()])
-    for panel, (machine, own) in zip(panels, measured.items(), strict=True):
-        medians = [row.median or 0.0 for row in own]
-        spread = [[abs((getattr(row, side) or 0.0) - x) for row, x in zip(own, medians, strict=True)] for side in SIDES]
-        names = [*map(describe_setting, own)]
-        panel.axvline(1, color=INK, linewidth=0.5)
-        panel.errorbar(medians, names, xerr=spread, fmt="o", color=ACCENT, markersize=4, capsize=2, label="measured")
-        if name in BOUNDED:
-            bounds = [find_bounds(found[machine].rows)[row.setting] for row in own]
-            panel.plot(bounds, names, "|", color=RED, markersize=10, label="bound: all that is replaced takes no time")
-            if max(bounds) > 12:
-                panel.set(xscale="log", xticks=[1, 2, 5, 10, 20, 50, 100])
-        panel.xaxis.set_major_formatter("{x:g}")
-        panel.xaxis.set_minor_formatter("")
-        panel.set(title=name_processor(machine, found[machine]), ylim=(len(own) - 0.4, -0.6))
-    panels[-1].set_xlabel("times faster, all that is replaced")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
-    return figure
-
-
-def select_last(rows: Sequence[Row]) -> list[Row]:
-    """The speed-up of each setting with all that is replaced: the last that was measured."""
-    rows = [row for row in select_rows(rows, metric="speed-up") if row.median and row.arm != "compiled"]
-    return list({row.setting: row for row in rows}.values())
-
-
-def find_bounds(rows: Sequence[Row]) -> dict[str, float]:
-    """How many times faster an iteration gets where all but its *rest* takes no time, by setting: Amdahl's law."""
-    rests = {row.setting: row.median for row in select_rows(rows, "stock", "rest")}
-    return {row.setting: row.median / rests[row.setting] for row in select_rows(rows, "stock", "iteration")}  # type: ignore[operator]
 
 
 def draw_learning(found: dict[str, Result]) -> Figure:

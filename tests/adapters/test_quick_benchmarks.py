@@ -12,7 +12,7 @@ pytest.importorskip("benchmarks", reason="only the package is here", exc_type=Mo
 from benchmarks import __main__ as runner
 from benchmarks import results
 
-NAMES = ("losses", "packed", "synthetic", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
+NAMES = ("losses", "packed", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
 NAMES += ("same_learning", "same_learning_rllib", "rllib", "impala", "robotics", "verl_advantages")
 """Other tests run the others."""
 

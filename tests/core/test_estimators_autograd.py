@@ -1,22 +1,10 @@
 """Gradients with respect to every real-valued tensor, no graph where none is wanted, torch.compile without a break."""
 
+import cases
 import numpy as np
 import pytest
 import torch
 from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    ESTIMATORS,
-    FORMS,
-    FORWARD,
-    GAE,
-    LAMBDA,
-    LINEAR,
-    OFF_POLICY,
-    PREFIX,
-    RETRACE,
-    TRACES,
-    VTRACE,
     Call,
     How,
     Sparse,
@@ -35,7 +23,7 @@ from cases import (
 from rl_triton_core import FinalValues, ScanState, compute_gae, linear_recurrence
 from rl_triton_core.testing import assert_close
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 ROWS = 2
 SHAPE = (ROWS, 5)
 DEPARTED = np.array([False, True])
@@ -62,33 +50,33 @@ def avoid_clips(case):
 
 def tell_variants(estimator, **options):
     """Every form of every argument that can carry a gradient."""
-    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    features = (2,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
     rng = np.random.default_rng(0)
     case = random_case(estimator, *SHAPE, features=features, **options)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         zeros = case.replace(beta=put_zeros(case["beta"]))
         yield zeros.replace(reverse=True, initial=rng.standard_normal((ROWS, 2)))
         yield zeros.replace(reverse=False, initial=rng.standard_normal((ROWS, 2)))
         yield case
-    elif estimator is TRACES:
+    elif estimator is cases.TRACES:
         state = (rng.standard_normal((ROWS, 2)), DEPARTED)
         yield case
         for decay in (put_zeros(rng.random(SHAPE)), put_zeros(rng.random((*SHAPE, 2))), Vector(rng.random(2))):
             yield case.replace(decay=decay, state=state)
-    elif estimator is PREFIX:
+    elif estimator is cases.PREFIX:
         state = (rng.standard_normal((ROWS, 2)), DEPARTED)
         yield case.replace(state=state)
         yield case.replace(boundary="starts_at")
     else:
-        for form in FORMS[estimator.name]:
+        for form in cases.FORMS[estimator.name]:
             if form not in ("sparse", "edge"):
                 yield avoid_clips(with_form(case, form))
         yield avoid_clips(case).replace(gamma=rng.uniform(0.5, 1.0, SHAPE))
-        if estimator in (GAE, LAMBDA):
+        if estimator in (cases.GAE, cases.LAMBDA):
             yield case.replace(lambda_=0.0)
-        if estimator in OFF_POLICY:
+        if estimator in cases.OFF_POLICY:
             yield avoid_clips(with_log_probs(case)).replace(lambda_=0.0)
-        if estimator in BOOTSTRAPPED:
+        if estimator in cases.BOOTSTRAPPED:
             yield avoid_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
 
 
@@ -118,7 +106,7 @@ def replace_leaves(call, names, tensors):
 @pytest.mark.parametrize("option", OPTIONS)
 @ALL
 def test_gradients(float64_target, estimator, option):
-    if estimator is LINEAR and option not in ("plain", "time-major"):
+    if estimator is cases.LINEAR and option not in ("plain", "time-major"):
         pytest.skip("it has no flags")
     options = dict(OPTIONS[option])
     how = How(dtype=torch.float64, time_dim=options.pop("time_dim", -1))
@@ -133,7 +121,7 @@ def test_gradients(float64_target, estimator, option):
         assert_gradients(call_estimator, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_gradients_of_final_values(float64_target, estimator):
     """Through the entries and through the edge, which an entry replaces."""
     case = avoid_clips(random_case(estimator, *SHAPE, trunc=0.3))
@@ -149,7 +137,7 @@ def test_gradients_of_final_values(float64_target, estimator):
     assert torch.autograd.gradcheck(call_estimator, [value, edge])
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_gradients_of_a_scalar_tensor(float64_target, estimator):
     call = Call(avoid_clips(random_case(estimator, *SHAPE, term=0.3, trunc=0.3)), how=How(dtype=torch.float64))
 
@@ -162,7 +150,9 @@ def test_gradients_of_a_scalar_tensor(float64_target, estimator):
 @ALL
 def test_float32_gradients_are_those_of_float64(target, estimator):
     """On every backend, Triton included, for every form; the results with a graph are those without."""
-    for case in tell_variants(estimator, term=0.15, trunc=0.15, **({} if estimator is LINEAR else {"valid": 0.8})):
+    for case in tell_variants(
+        estimator, term=0.15, trunc=0.15, **({} if estimator is cases.LINEAR else {"valid": 0.8})
+    ):
         gradients = []
         for dtype, backend, device in (
             (torch.float32, target.backend, target.device),
@@ -209,12 +199,12 @@ def test_half_precision_gradients_have_the_type_of_the_input(target, estimator):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
+@pytest.mark.parametrize("estimator", (*cases.BACKWARD, *cases.FORWARD), ids=get_name)
 def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, mask_mode):
     """Masked cells, values behind boundaries, and what is known of actions behind them."""
     case = random_case(estimator, 4, 13, term=0.2, trunc=0.2, valid=0.7, mask_mode=mask_mode)
     check_unread_gradients(case, target)
-    if estimator is RETRACE:
+    if estimator is cases.RETRACE:
         check_unread_gradients(with_form(case, "actions"), target)
 
 
@@ -240,7 +230,7 @@ def check_unread_gradients(case, target):
 
 
 def test_the_gradient_of_a_probability_of_zero_is_the_value(float64_target):
-    case = with_form(random_case(RETRACE, *SHAPE, term=0.2, valid=0.8), "actions")
+    case = with_form(random_case(cases.RETRACE, *SHAPE, term=0.2, valid=0.8), "actions")
     case["next_action_probs"][:, :, 0] = 0.0
     call = Call(case, how=How(dtype=torch.float64))
 
@@ -254,7 +244,7 @@ def test_the_gradient_of_a_probability_of_zero_is_the_value(float64_target):
     assert grad.isfinite().all() and not grad[:, :, 0].any() and grad[:, :, 1].any()
 
 
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.OFF_POLICY, ids=get_name)
 def test_a_ratio_that_overflows_and_is_clipped_has_no_gradient(target, estimator):
     case = random_case(estimator, 2, 6, term=0, trunc=0)
     gradients = []
@@ -296,7 +286,7 @@ def test_no_graph_unless_asked(target, estimator):
 
 
 def test_integers_take_part_without_a_gradient(target):
-    call = Call(random_case(PREFIX, *SHAPE, x=np.ones(SHAPE, np.int32)), target.device)
+    call = Call(random_case(cases.PREFIX, *SHAPE, x=np.ones(SHAPE, np.int32)), target.device)
     assert not call(target.backend)[0].requires_grad
 
 
@@ -305,22 +295,22 @@ def test_integers_take_part_without_a_gradient(target):
 
 def draw_compiled_cases(estimator):
     """A case with every kind of optional argument present, and one with few."""
-    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    features = (2,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
     case = random_case(estimator, *SHAPE, term=None, trunc=None, features=features)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         yield case.replace(reverse=False, initial=np.ones((ROWS, 2)))
         return
     full = random_case(estimator, *SHAPE, term=0.2, trunc=0.2, valid=0.8, features=features)
-    if estimator in FORWARD:
+    if estimator in cases.FORWARD:
         full = full.replace(state=(np.ones((ROWS, 2)), DEPARTED))
-        yield full.replace(decay=Vector(np.array([0.5, 0.9]))) if estimator is TRACES else full
+        yield full.replace(decay=Vector(np.array([0.5, 0.9]))) if estimator is cases.TRACES else full
         yield case
     else:
         yield full
-        yield with_form(case, FORMS[estimator.name][-2 if estimator is not RETRACE else 1]).replace(
+        yield with_form(case, cases.FORMS[estimator.name][-2 if estimator is not cases.RETRACE else 1]).replace(
             gamma=np.full(SHAPE, 0.9)
         )
-        if estimator in BOOTSTRAPPED:
+        if estimator in cases.BOOTSTRAPPED:
             yield full.replace(bootstrap_values=Sparse([0, 1], [1, 2], [1.0, 2.0], 3.0))
 
 
@@ -328,7 +318,7 @@ def draw_compiled_cases(estimator):
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_without_a_graph_break(target, estimator, grad):
-    skip_repeated_tracing(target, grad and estimator in (GAE, TRACES))
+    skip_repeated_tracing(target, grad and estimator in (cases.GAE, cases.TRACES))
     for case in draw_compiled_cases(estimator):
         torch._dynamo.reset()
         call = Call(case, target.device)
@@ -349,9 +339,9 @@ def test_compiles_without_a_graph_break(target, estimator, grad):
         assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
 
-@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
 def test_compiles_with_a_state(target, estimator):
-    skip_repeated_tracing(target, estimator is TRACES)
+    skip_repeated_tracing(target, estimator is cases.TRACES)
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE, valid=0.8), target.device)
     state = ScanState(torch.ones(ROWS, device=target.device), torch.zeros(ROWS, dtype=torch.bool, device=target.device))
@@ -366,7 +356,7 @@ def test_compiles_with_a_state(target, estimator):
 
 @ALL
 def test_compiles_with_out(target, estimator):
-    skip_repeated_tracing(target, estimator is GAE)
+    skip_repeated_tracing(target, estimator is cases.GAE)
     torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE), target.device)
     outs = tuple(torch.full(SHAPE, torch.nan, device=target.device) for _ in estimator.outputs)
@@ -382,7 +372,7 @@ def test_compiles_with_out(target, estimator):
 
 # --- containment of gradients -----------------------------------------------------------------------------------------
 
-RATIOS = {"vtrace": VTRACE, "retrace": RETRACE, "gae": GAE}
+RATIOS = {"vtrace": cases.VTRACE, "retrace": cases.RETRACE, "gae": cases.GAE}
 
 
 @pytest.mark.covering
@@ -391,7 +381,7 @@ RATIOS = {"vtrace": VTRACE, "retrace": RETRACE, "gae": GAE}
 def test_a_nan_gives_no_gradient_to_an_episode_that_is_not_read(float64_target, name, compiled):
     """Two episodes; the loss reads the first, and each input of the second is NaN in one cell in turn."""
     estimator, ends = RATIOS[name], torch.tensor([[False, False, True, False, False, False]])
-    rest = {} if estimator is RETRACE else {"bootstrap_values": 0.5}
+    rest = {} if estimator is cases.RETRACE else {"bootstrap_values": 0.5}
     torch._dynamo.reset()
 
     def function(*tensors):
@@ -422,7 +412,7 @@ def test_a_nan_of_an_action_gives_no_gradient_to_an_episode_that_is_not_read(flo
     gamma[0, 2], values[0, [2, 4], 1] = 0.0, torch.nan
     zero, actions = torch.zeros(1, 6), (probs.double().requires_grad_(), values.double().requires_grad_())
     arguments = {"next_action_probs": actions[0], "next_q_values": actions[1], "log_ratios": zero, "gamma": gamma}
-    targets, advantages = RETRACE.function(zero, zero, **arguments, backend=float64_target.backend)
+    targets, advantages = cases.RETRACE.function(zero, zero, **arguments, backend=float64_target.backend)
     (targets[:, :3].sum() + advantages[:, :3].square().sum()).backward()
     for x in actions:
         assert x.grad[0, :2].all() and not x.grad[0, 2:].any()
@@ -432,7 +422,7 @@ def test_a_nan_that_is_read_gives_nan(float64_target):
     log_ratios = torch.tensor([[0.1, torch.nan, 0.2]], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, 3, dtype=torch.float64)
     arguments = {"log_ratios": log_ratios, "bootstrap_values": 0.0, "backend": float64_target.backend}
-    VTRACE.function(one, one, **arguments).targets[0, 0].backward()
+    cases.VTRACE.function(one, one, **arguments).targets[0, 0].backward()
     assert log_ratios.grad[0, 1].isnan()
 
 
@@ -455,7 +445,7 @@ def test_sums_over_actions_are_float64_in_float64_calls(float64_target, differen
     rewards = torch.zeros(2, 4, dtype=torch.float64, requires_grad=differentiated)
     arguments = {"next_action_probs": probs, "next_q_values": q_values, "log_ratios": torch.zeros(2, 4), "gamma": 1.0}
     arguments |= {"lambda_": 0.0, "backend": float64_target.backend}
-    targets = RETRACE.function(rewards, torch.zeros(2, 4), **arguments).targets
+    targets = cases.RETRACE.function(rewards, torch.zeros(2, 4), **arguments).targets
     assert targets.dtype == torch.float64
     torch.testing.assert_close(targets, (probs.double() * q_values.double()).sum(-1), rtol=1e-13, atol=1e-13)
 
@@ -465,5 +455,5 @@ def test_the_reference_sums_over_actions_in_float64():
     probs, q_values = torch.rand(2, 4, 7).softmax(-1), 100 * torch.randn(2, 4, 7)
     zero = torch.zeros(2, 4)
     arguments = {"next_action_probs": probs, "next_q_values": q_values, "log_ratios": zero, "gamma": 1.0}
-    targets = RETRACE.function(zero, zero, **arguments, lambda_=0.0, backend="reference").targets
+    targets = cases.RETRACE.function(zero, zero, **arguments, lambda_=0.0, backend="reference").targets
     assert torch.equal(targets, (probs.double() * q_values.double()).sum(-1).float())

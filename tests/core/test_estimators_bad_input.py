@@ -2,43 +2,23 @@
 
 import re
 
+import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    DISCOUNTED,
-    ESTIMATORS,
-    FORWARD,
-    GAE,
-    LAMBDA,
-    LINEAR,
-    OFF_POLICY,
-    PREFIX,
-    RETRACE,
-    TRACES,
-    TWO_RESULTS,
-    VTRACE,
-    Call,
-    get_name,
-    random_case,
-    same_bits,
-    with_form,
-    with_log_probs,
-)
+from cases import Call, get_name, random_case, same_bits, with_form, with_log_probs
 
 from rl_triton_core import FinalValues, ScanState
 
 N, T, A = 3, 5, 3
-BY_NAME = {estimator.name: estimator for estimator in ESTIMATORS}
+BY_NAME = {estimator.name: estimator for estimator in cases.ESTIMATORS}
 REQUIRED = ("rewards", "values", "q_values", "x", "alpha", "beta")
 """Wherever an estimator has them."""
 
 
 def make_good_call(estimator, form="plain"):
     """Arguments without a fault, in one of the forms that a call may have."""
-    case = random_case(estimator, N, T, **({} if estimator is LINEAR else {"valid": 0.8}))
+    case = random_case(estimator, N, T, **({} if estimator is cases.LINEAR else {"valid": 0.8}))
     if form == "log_probs":
         case = with_log_probs(case)
     elif form != "plain":
@@ -59,9 +39,14 @@ def bad_call(estimator, name, expected, *in_message, form="plain", **changes):
 
 def list_tensor_errors():
     """What is wrong with a tensor is wrong with every tensor."""
-    forms = [(e, "plain") for e in ESTIMATORS]
-    forms += [(VTRACE, "log_probs"), (RETRACE, "log_probs"), (RETRACE, "actions"), (GAE, "next_values")]
-    forms += [(LAMBDA, "next_values")]
+    forms = [(e, "plain") for e in cases.ESTIMATORS]
+    forms += [
+        (cases.VTRACE, "log_probs"),
+        (cases.RETRACE, "log_probs"),
+        (cases.RETRACE, "actions"),
+        (cases.GAE, "next_values"),
+    ]
+    forms += [(cases.LAMBDA, "next_values")]
     for estimator, form in forms:
         tensors = {name: x for name, x in make_good_call(estimator, form).items() if isinstance(x, torch.Tensor)}
         for name, x in tensors.items():
@@ -69,7 +54,7 @@ def list_tensor_errors():
                 continue
             kinds = "bool" if x.dtype == torch.bool else "float32"
             wrong = (torch.int64, torch.int16, torch.complex64)
-            if x.dtype == torch.bool or (name == "x" and estimator is PREFIX):
+            if x.dtype == torch.bool or (name == "x" and estimator is cases.PREFIX):
                 wrong = wrong[2:]
             for dtype in wrong:
                 text = str(dtype).removeprefix("torch.")
@@ -97,8 +82,11 @@ def list_tensor_errors():
 
 def list_scalar_errors():
     """Numbers out of their range or of no numeric type."""
-    ranges = {"gamma": [*BACKWARD, TRACES], "lambda_": [GAE, VTRACE, RETRACE, LAMBDA, TRACES]}
-    bars = {"rho_bar": OFF_POLICY, "c_bar": OFF_POLICY, "rho_bar_pg": [VTRACE]}
+    ranges = {
+        "gamma": [*cases.BACKWARD, cases.TRACES],
+        "lambda_": [cases.GAE, cases.VTRACE, cases.RETRACE, cases.LAMBDA, cases.TRACES],
+    }
+    bars = {"rho_bar": cases.OFF_POLICY, "c_bar": cases.OFF_POLICY, "rho_bar_pg": [cases.VTRACE]}
     for name, estimators in {**ranges, **bars}.items():
         for estimator in estimators:
             for text in ("nan", "-0.1", *(() if name in bars else ("inf",)), *(["1.01"] if name == "lambda_" else [])):
@@ -106,14 +94,14 @@ def list_scalar_errors():
             arrays = (np.ones(1), floats(N, T)) if name in bars else ()
             for x in ("0.9", [0.9], 1j, *arrays, *(() if name == "rho_bar_pg" else (None,))):
                 yield bad_call(estimator, name, TypeError, type(x).__name__, **{name: x})
-    for estimator in (*BACKWARD, *FORWARD):
+    for estimator in (*cases.BACKWARD, *cases.FORWARD):
         yield bad_call(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop")
         yield bad_call(estimator, "mask_mode", ValueError, "drop", "skip", "reset", mask_mode="drop", mask=None)
-    for estimator in BACKWARD:
+    for estimator in cases.BACKWARD:
         yield bad_call(estimator, "gamma", ValueError, "-inf", gamma=-np.inf)
         yield bad_call(estimator, "gamma", TypeError, "int64", gamma=floats(N, T, dtype=torch.int64))
         yield bad_call(estimator, "terminated", TypeError, "bool", terminated=True)
-    for estimator in ESTIMATORS:
+    for estimator in cases.ESTIMATORS:
         yield from (bad_call(estimator, "time_dim", ValueError, str(dim), time_dim=dim) for dim in (2, -3, 7))
         yield bad_call(estimator, "time_dim", (TypeError, ValueError), "1.0", time_dim=1.0)
         yield bad_call(estimator, "time_dim", (TypeError, ValueError), "time'", time_dim="time")
@@ -147,7 +135,7 @@ WRONG_FINAL_VALUES = (
 def list_continuation_errors():
     """A missing continuation is never silent; one that is told twice is no better."""
     edge, none = floats(N), {"truncated": None}
-    for estimator in BOOTSTRAPPED:
+    for estimator in cases.BOOTSTRAPPED:
         name = "bootstrap_values"
         yield bad_call(estimator, name, ValueError, "None", bootstrap_values=None)
         yield bad_call(estimator, name, ValueError, "None", bootstrap_values=None, terminated=None, mask=None, **none)
@@ -161,19 +149,19 @@ def list_continuation_errors():
         for part, expected, in_message, *parts in WRONG_FINAL_VALUES:
             name, values = f"(bootstrap_values.*)?{part}", FinalValues(*parts)
             yield bad_call(estimator, name, expected, *in_message, bootstrap_values=values)
-    for estimator in (GAE, VTRACE, LAMBDA):
-        values = {"values": None} if estimator is LAMBDA else {}
+    for estimator in (cases.GAE, cases.VTRACE, cases.LAMBDA):
+        values = {"values": None} if estimator is cases.LAMBDA else {}
         yield bad_call(estimator, "bootstrap_values", ValueError, "next_values", next_values=floats(N, T), **values)
     both = {"next_values": floats(N, T), "bootstrap_values": None}
-    yield bad_call(LAMBDA, "values", ValueError, "next_values", **both)
-    yield bad_call(LAMBDA, "values", ValueError, "None", "next_values", values=None)
-    yield bad_call(LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
+    yield bad_call(cases.LAMBDA, "values", ValueError, "next_values", **both)
+    yield bad_call(cases.LAMBDA, "values", ValueError, "None", "next_values", values=None)
+    yield bad_call(cases.LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
 
 
 def list_ratio_errors():
     """Either the log-ratio or both log-probabilities."""
     one = floats(N, T)
-    for estimator in OFF_POLICY:
+    for estimator in cases.OFF_POLICY:
         for changes in (
             {"log_ratios": None},
             {"log_ratios": None, "target_log_probs": one},
@@ -196,16 +184,18 @@ def list_expectation_errors():
         {"next_q_values": one},
         {"next_action_probs": one, "next_q_values": one},
     ):
-        yield bad_call(RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
+        yield bad_call(cases.RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
     changes = {"next_q_values": floats(N, T, A + 1)}
-    yield bad_call(RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
-    yield bad_call(RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))
-    yield bad_call(RETRACE, "next_action_probs", ValueError, "3, 5", form="actions", next_action_probs=floats(N, T))
+    yield bad_call(cases.RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
+    yield bad_call(cases.RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))
+    yield bad_call(
+        cases.RETRACE, "next_action_probs", ValueError, "3, 5", form="actions", next_action_probs=floats(N, T)
+    )
 
 
 def list_scan_errors():
     """What only the forward functions take."""
-    for estimator in FORWARD:
+    for estimator in cases.FORWARD:
         yield bad_call(estimator, "x", ValueError, "5", x=floats(T))
         yield bad_call(estimator, "state", TypeError, "Tensor", "ScanState", state=floats(N))
         yield bad_call(estimator, "state", (TypeError, ValueError), "ScanState", state=(floats(N),))
@@ -221,29 +211,29 @@ def list_scan_errors():
             estimator, "state", TypeError, "complex", state=ScanState(floats(N), floats(N, dtype=torch.complex64))
         )
         yield bad_call(estimator, "state", TypeError, "bool", state=ScanState(floats(N) > 0, floats(N) > 0))
-    yield bad_call(PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
-    yield bad_call(PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)
-    yield bad_call(PREFIX, "x", TypeError, "complex64", x=floats(N, T, dtype=torch.complex64))
+    yield bad_call(cases.PREFIX, "boundary", ValueError, "ends", "ends_at", "starts_at", boundary="ends")
+    yield bad_call(cases.PREFIX, "x", TypeError, "bool", x=floats(N, T) > 0)
+    yield bad_call(cases.PREFIX, "x", TypeError, "complex64", x=floats(N, T, dtype=torch.complex64))
     integers = {"x": floats(N, T, dtype=torch.int32)}
     yield bad_call(
-        PREFIX, "state", TypeError, "float32", "int64", **integers, state=ScanState(floats(N), floats(N) > 0)
+        cases.PREFIX, "state", TypeError, "float32", "int64", **integers, state=ScanState(floats(N), floats(N) > 0)
     )
-    yield bad_call(PREFIX, "out", TypeError, "float32", "int64", **integers, out=floats(N, T))
+    yield bad_call(cases.PREFIX, "out", TypeError, "float32", "int64", **integers, out=floats(N, T))
     for decay in (floats(N, T - 1), floats(T, N), floats(N), floats(N, T, 1)):
-        yield bad_call(TRACES, "decay", ValueError, ", ".join(map(str, decay.shape)), decay=decay)
-    yield bad_call(TRACES, "decay", TypeError, "str", decay="0.9")
-    yield bad_call(TRACES, "decay", ValueError, "nan", decay=float("nan"))
-    yield bad_call(TRACES, "decay", TypeError, "int64", decay=floats(N, T, dtype=torch.int64))
+        yield bad_call(cases.TRACES, "decay", ValueError, ", ".join(map(str, decay.shape)), decay=decay)
+    yield bad_call(cases.TRACES, "decay", TypeError, "str", decay="0.9")
+    yield bad_call(cases.TRACES, "decay", ValueError, "nan", decay=float("nan"))
+    yield bad_call(cases.TRACES, "decay", TypeError, "int64", decay=floats(N, T, dtype=torch.int64))
     for initial in (floats(N + 1), floats(N, 1), floats(T)):
-        yield bad_call(LINEAR, "initial", ValueError, str(initial.shape[0]), initial=initial)
-    yield bad_call(LINEAR, "initial", TypeError, "float", "Tensor", initial=0.0)
-    yield bad_call(LINEAR, "initial", ValueError, "meta", initial=floats(N, device="meta"))
-    yield bad_call(LINEAR, "alpha", ValueError, "5", alpha=floats(T))
+        yield bad_call(cases.LINEAR, "initial", ValueError, str(initial.shape[0]), initial=initial)
+    yield bad_call(cases.LINEAR, "initial", TypeError, "float", "Tensor", initial=0.0)
+    yield bad_call(cases.LINEAR, "initial", ValueError, "meta", initial=floats(N, device="meta"))
+    yield bad_call(cases.LINEAR, "alpha", ValueError, "5", alpha=floats(T))
 
 
 def list_out_errors():
     """A tensor for one result, a tuple for two; nothing that cannot be written to."""
-    for estimator in ESTIMATORS:
+    for estimator in cases.ESTIMATORS:
         two = len(estimator.outputs) > 1
 
         def make_out(x, two=two):
@@ -298,9 +288,9 @@ def test_bad_input(estimator, form, name, expected, in_message, changes):
     assert all(same_bits(x, old) for x, old in zip(given, before, strict=True))
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 def test_out_may_not_be_an_input(estimator):
-    for form in ("plain", *(["log_probs"] if estimator in OFF_POLICY else [])):
+    for form in ("plain", *(["log_probs"] if estimator in cases.OFF_POLICY else [])):
         kwargs = {name: x.float() if is_tensor(x) else x for name, x in make_good_call(estimator, form).items()}
         for x in filter(is_tensor, kwargs.values()):
             for view in (x, x[:], x.view(-1).view(N, T)):
@@ -313,7 +303,7 @@ def is_tensor(x):
     return isinstance(x, torch.Tensor)
 
 
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.TWO_RESULTS, ids=get_name)
 def test_out_may_not_be_one_tensor_twice(estimator):
     memory = floats(N * T + 1)
     out, shifted = memory[:-1].view(N, T), memory[1:].view(N, T)
@@ -322,7 +312,7 @@ def test_out_may_not_be_one_tensor_twice(estimator):
             estimator.function(**make_good_call(estimator), out=twice)
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 def test_out_may_not_overlap_an_input_in_part(estimator):
     """Views of the same strides, one a step or a row further on; columns in between share nothing."""
     kwargs = make_good_call(estimator)
@@ -341,7 +331,7 @@ def test_out_may_not_overlap_an_input_in_part(estimator):
 
 
 def test_what_must_not_be_an_error():
-    for estimator in ESTIMATORS:
+    for estimator in cases.ESTIMATORS:
         kwargs = make_good_call(estimator)
         optional = [name for name in ("terminated", "truncated", "dones", "mask") if name in kwargs]
         estimator.function(**{**kwargs, **dict.fromkeys(optional)})
@@ -352,11 +342,11 @@ def test_what_must_not_be_an_error():
         if "log_ratios" in kwargs:
             for bar in (0, 0.0, 1, np.float32(2.0), float("inf"), np.float32("inf"), 1e30):
                 estimator.function(**{**kwargs, "rho_bar": bar, "c_bar": bar})
-        if estimator in BACKWARD:
+        if estimator in cases.BACKWARD:
             for gamma in (0, 1, 2.5, np.float32(0.9)):
                 estimator.function(**{**kwargs, "gamma": gamma})
-        if estimator in (GAE, VTRACE, RETRACE, LAMBDA):
+        if estimator in (cases.GAE, cases.VTRACE, cases.RETRACE, cases.LAMBDA):
             for lambda_ in (0, 1, np.float64(0.5)):
                 estimator.function(**{**kwargs, "lambda_": lambda_})
-    BY_NAME["traces"].function(**{**make_good_call(TRACES), "decay": 1})
-    DISCOUNTED.function(floats(N, T), bootstrap_values=0.0)
+    BY_NAME["traces"].function(**{**make_good_call(cases.TRACES), "decay": 1})
+    cases.DISCOUNTED.function(floats(N, T), bootstrap_values=0.0)

@@ -6,25 +6,12 @@ all of them and of the rows beside them. What must not change must not change by
 
 import itertools
 
+import cases
 import numpy as np
 import oracles
 import pytest
 import torch
 from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    CELLS,
-    DEFAULT,
-    DISCOUNTED,
-    ESTIMATORS,
-    FORMS,
-    FORWARD,
-    LAMBDA,
-    LINEAR,
-    PREFIX,
-    RETRACE,
-    TRACES,
-    VTRACE,
     How,
     Sparse,
     Vector,
@@ -40,7 +27,7 @@ from cases import (
 )
 
 POISON = (np.nan, np.inf, -np.inf)
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 MODES = pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 
 
@@ -53,7 +40,7 @@ def repeat_rows(case, copies):
 
 def number_case_trajectories(case):
     """A number per trajectory."""
-    if case.estimator is not LINEAR:
+    if case.estimator is not cases.LINEAR:
         return oracles.number_trajectories(
             case.shape, **(get_endings(case) if case.estimator.forward else case.boundaries)
         )
@@ -68,12 +55,12 @@ def find_reach(case, name, output, t):
     steps = np.arange(case.shape[1])
     if case.estimator.forward or not case.get("reverse", True):
         return steps >= t
-    ahead_only = [(LAMBDA, "values", "returns")]
-    ahead_only += [(RETRACE, x, "targets") for x in ("log_ratios", "target_log_probs", "behaviour_log_probs")]
+    ahead_only = [(cases.LAMBDA, "values", "returns")]
+    ahead_only += [(cases.RETRACE, x, "targets") for x in ("log_ratios", "target_log_probs", "behaviour_log_probs")]
     return steps < t if (case.estimator, name, output) in ahead_only else steps <= t
 
 
-def assert_contained(case, target, names, poison=POISON, how=DEFAULT, times=None):
+def assert_contained(case, target, names, poison=POISON, how=cases.DEFAULT, times=None):
     """Poison each cell of each input in a row of its own, and compare with the clean row below it.
 
     Discounts below 0 are an error.
@@ -106,7 +93,7 @@ def list_seen_inputs(case, output):
     names = {"rewards", "q_values", "x", "alpha", "bootstrap_values", "next_values"}
     if output == "targets":
         names |= {"expected_next_q", "next_q_values"}
-    if case.estimator is VTRACE or output == "advantages":
+    if case.estimator is cases.VTRACE or output == "advantages":
         names |= {"log_ratios", "target_log_probs", "behaviour_log_probs"}
     return names
 
@@ -116,30 +103,30 @@ def make_pattern_case(estimator, cells, **changes):
     cells = np.array(cells)
     term, trunc, mask = cells & 1 > 0, cells & 2 > 0, cells & 4 == 0
     case = random_case(estimator, *cells.shape, term=None, trunc=None)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         return case.replace(beta=np.where(cells & 3 > 0, 0.0, case["beta"]), **changes)
-    flags = {"dones": term | trunc} if estimator is PREFIX else {"terminated": term, "truncated": trunc}
+    flags = {"dones": term | trunc} if estimator is cases.PREFIX else {"terminated": term, "truncated": trunc}
     return case.replace(**flags, mask=None if mask.all() else mask, **changes)
 
 
 def tell_variants(estimator, cells, mask_mode):
     """The same window told in each way that has other inputs, and the inputs that can be poisoned."""
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         for reverse in (True, False):
             yield make_pattern_case(estimator, cells, reverse=reverse)
         return
     case = make_pattern_case(estimator, cells, mask_mode=mask_mode)
-    if estimator is PREFIX:
+    if estimator is cases.PREFIX:
         yield case
         yield case.replace(boundary="starts_at")
-    elif estimator is TRACES:
+    elif estimator is cases.TRACES:
         yield case.replace(decay=np.full(case.shape, 0.9))
         yield case.replace(x=np.repeat(case["x"][..., None], 2, axis=2), decay=np.full((*case.shape, 2), 0.9))
     else:
         yield case.replace(gamma=np.full(case.shape, 0.9))
-        if estimator is RETRACE:
+        if estimator is cases.RETRACE:
             yield with_log_probs(with_form(case, "actions"))
-        elif estimator is not DISCOUNTED:
+        elif estimator is not cases.DISCOUNTED:
             yield with_form(case, "next_values")
 
 
@@ -153,12 +140,12 @@ def list_real_inputs(case):
 
 @pytest.mark.covering
 @MODES
-@pytest.mark.parametrize("pattern", CELLS)
+@pytest.mark.parametrize("pattern", cases.CELLS)
 @ALL
 def test_every_cell(target, estimator, pattern, mask_mode):
     if target.interpreted and pattern not in ("both flags", "masked and done"):
         pytest.skip("the interpreter takes its time for every row")
-    for case in tell_variants(estimator, [CELLS[pattern]], mask_mode):
+    for case in tell_variants(estimator, [cases.CELLS[pattern]], mask_mode):
         assert_contained(case, target, list_real_inputs(case), POISON[:1] if target.interpreted else POISON)
 
 
@@ -180,7 +167,7 @@ def test_every_cell_of_every_pattern(target, estimator, mask_mode):
 def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
     num_steps = 2100 if target.device == "cuda" else 17 if target.interpreted else 129
     case = random_case(estimator, 1, num_steps, seed=3, term=0.05, trunc=0.05, valid=0.9)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         case["beta"][:, ::9] = 0.0
     else:
         case = case.replace(mask_mode=mask_mode)
@@ -192,7 +179,7 @@ def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
 
 @MODES
 @pytest.mark.parametrize("kind", ["NaN", "missing"])
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_final_values(target, estimator, kind, mask_mode):
     """Take one final value away, or make it NaN: its trajectory is NaN up to it, and nothing else changes."""
     case = random_case(estimator, 4, 15, trunc=0.2, valid=0.8, mask_mode=mask_mode)
@@ -213,7 +200,7 @@ def test_final_values(target, estimator, kind, mask_mode):
             assert same_bits(got[~reach], expected[~reach])
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_edges(target, estimator):
     """The value behind one row, NaN, in an array for all rows."""
     case = random_case(estimator, 5, 8, truncated=None, bootstrap_values=np.arange(5.0))
@@ -228,19 +215,19 @@ def test_edges(target, estimator):
             assert same_bits(got[~reach], expected[~reach])
 
 
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 def test_a_zero_discount_contains_like_a_termination(target, estimator):
     """Once at a step inside the rollout, once at a truncation, once at the rollout's end; in every form."""
     gamma = np.full((3, 6), 0.9)
     gamma[[0, 1, 2], [2, 3, 5]] = 0.0
     case = make_pattern_case(estimator, [[0] * 6, [0, 0, 0, 2, 0, 0], [0] * 6], gamma=gamma)
-    for form in {"dense", "next_values", "actions"}.intersection(FORMS[estimator.name]):
+    for form in {"dense", "next_values", "actions"}.intersection(cases.FORMS[estimator.name]):
         told = with_form(case, form)
         assert_contained(told, target, [name for name in list_real_inputs(told) if name != "gamma"], [np.nan])
 
 
 @MODES
-@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
 def test_an_initial_state(target, estimator, mask_mode):
     """A NaN in it reaches the first trajectory, of its own row and feature, if that carries on; else nothing."""
     case = random_case(estimator, 8, 15, valid=0.7, features=(2,), mask_mode=mask_mode)
@@ -261,7 +248,7 @@ def test_an_initial_state(target, estimator, mask_mode):
 
 @pytest.mark.parametrize("reverse", [True, False])
 def test_an_initial_state_of_a_recurrence(target, reverse):
-    case = random_case(LINEAR, 4, 9, reverse=reverse, initial=np.zeros(4))
+    case = random_case(cases.LINEAR, 4, 9, reverse=reverse, initial=np.zeros(4))
     case["beta"][:, 4] = 0.0
     clean = run_case(case, target)[0]
     got = run_case(case.replace(initial=np.array([np.nan, 0.0, np.inf, 0.0])), target)[0]
@@ -273,17 +260,17 @@ def test_an_initial_state_of_a_recurrence(target, reverse):
 
 
 def test_a_feature_with_a_bad_decay(target):
-    case = random_case(TRACES, 3, 9, features=(3,), decay=Vector(np.array([0.9, 0.5, 0.1])))
+    case = random_case(cases.TRACES, 3, 9, features=(3,), decay=Vector(np.array([0.9, 0.5, 0.1])))
     dirty = case.replace(decay=Vector(np.array([0.9, np.nan, 0.1])))
     clean, got = run_case(case, target)[0], run_case(dirty, target)[0]
     assert same_bits(got[..., ::2].contiguous(), clean[..., ::2].contiguous()) and got[:, 1:, 1].isnan().any()
 
 
 @MODES
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
+@pytest.mark.parametrize("estimator", (*cases.BACKWARD, *cases.FORWARD), ids=get_name)
 def test_masked_cells_mean_nothing(target, estimator, mask_mode):
     """Neither flags nor numbers; not even at the first or the last step of a hole."""
-    state = (np.arange(1.0, 5), np.arange(4) % 2 == 0) if estimator in FORWARD else None
+    state = (np.arange(1.0, 5), np.arange(4) % 2 == 0) if estimator in cases.FORWARD else None
     case = random_case(estimator, 4, 15, term=0.2, trunc=0.2, valid=0.6, mask_mode=mask_mode, state=state)
     want = run_case(case, target)
     for filler in (np.nan, np.inf):

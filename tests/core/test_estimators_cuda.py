@@ -3,28 +3,12 @@
 import gc
 from types import SimpleNamespace
 
+import cases
 import numpy as np
 import oracles
 import pytest
 import torch
-from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    ESTIMATORS,
-    FORMS,
-    FORWARD,
-    GAE,
-    LINEAR,
-    RETRACE,
-    TRACES,
-    Call,
-    How,
-    check_case,
-    get_name,
-    random_case,
-    same_bits,
-    with_form,
-)
+from cases import Call, How, check_case, get_name, random_case, same_bits, with_form
 from gpu_checks import capture_graph, forbid_waiting, measure_peak
 from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
@@ -36,22 +20,22 @@ from rl_triton_core.testing import assert_close
 pytestmark = pytest.mark.gpu
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 SHAPE = (64, 128)
 
 
 def draw_cases(estimator):
     """With few arguments and with many."""
-    features = (3,) if estimator in FORWARD or estimator is LINEAR else ()
+    features = (3,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
     yield random_case(estimator, *SHAPE, valid=0.9, features=features)
-    if estimator in FORWARD:
+    if estimator in cases.FORWARD:
         state = (np.zeros((64, 3)), np.zeros(64, bool))
         yield random_case(estimator, *SHAPE, features=features, state=state)
-    if estimator is RETRACE:
+    if estimator is cases.RETRACE:
         yield with_form(random_case(estimator, *SHAPE), "actions")
-    if estimator in BACKWARD:
+    if estimator in cases.BACKWARD:
         yield random_case(estimator, *SHAPE, gamma=np.full(SHAPE, 0.9))
-    for form in {"scalar", "next_values", "edge"}.intersection(FORMS.get(estimator.name, ())):
+    for form in {"scalar", "next_values", "edge"}.intersection(cases.FORMS.get(estimator.name, ())):
         yield with_form(random_case(estimator, *SHAPE), form)
 
 
@@ -74,7 +58,7 @@ def test_no_synchronisation(estimator, time_dim):
             assert all(same_bits(x, y) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_final_values_on_the_device_do_not_synchronise(estimator):
     call = Call(random_case(estimator, *SHAPE), "cuda")
     env, time = torch.nonzero(call.kwargs["truncated"], as_tuple=True)
@@ -85,7 +69,7 @@ def test_final_values_on_the_device_do_not_synchronise(estimator):
     assert all(same_bits(x, y) and x.isfinite().all() for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
 def test_no_synchronisation_with_a_state(estimator):
     for valid in (1.0, 0.9):
         call = Call(random_case(estimator, *SHAPE, valid=valid), "cuda")
@@ -181,7 +165,7 @@ def test_no_memory_but_that_of_the_results(estimator, time_dim):
 
 @pytest.mark.parametrize("layout", ["transposed", "padded", "padded_transposed", "expanded"])
 @pytest.mark.parametrize("time_dim", [-1, 0])
-@pytest.mark.parametrize("estimator", [GAE, TRACES], ids=get_name)
+@pytest.mark.parametrize("estimator", [cases.GAE, cases.TRACES], ids=get_name)
 def test_strided_views_are_read_in_place(estimator, layout, time_dim):
     """With `out`, a call takes no memory worth mentioning: nothing is copied."""
     case = random_case(estimator, 1024, 512, valid=0.9)
@@ -254,7 +238,7 @@ def test_many_environments(estimator):
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
 def test_a_million_steps(time_dim):
-    case = random_case(GAE, 3, 1_000_003, term=1e-4, trunc=1e-4, gamma=0.999, lambda_=1.0)
+    case = random_case(cases.GAE, 3, 1_000_003, term=1e-4, trunc=1e-4, gamma=0.999, lambda_=1.0)
     check_case(case, GPU, How(time_dim=time_dim))
 
 

@@ -2,35 +2,11 @@
 
 import itertools
 
+import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    DISCOUNTED,
-    ESTIMATORS,
-    FORMS,
-    FORWARD,
-    GAE,
-    LAMBDA,
-    LINEAR,
-    OFF_POLICY,
-    PREFIX,
-    RETRACE,
-    TRACES,
-    VTRACE,
-    Call,
-    Case,
-    How,
-    Sparse,
-    check_case,
-    get_name,
-    random_case,
-    run_case,
-    same_bits,
-    with_form,
-)
+from cases import Call, Case, How, Sparse, check_case, get_name, random_case, run_case, same_bits, with_form
 
 import rl_triton_core as ours
 from rl_triton_core import FinalValues
@@ -58,7 +34,7 @@ def assert_numbers(case, target, expected, rtol=0.0):
 
 
 GAE_ROW = Case(
-    GAE,
+    cases.GAE,
     {
         **{"rewards": make_row(1, 1, 1), "values": make_row(0, 0, 0)},
         **{"gamma": 1.0, "lambda_": 1.0, "bootstrap_values": 0.0},
@@ -130,7 +106,7 @@ def test_literal_numbers_of_gae(target, changes, expected):
 #   alpha[1] = (2 + 3/2 + 1)/2 = 2.25      D[1] = 2.25 + 5/8 = 2.875     A[1] = (2 + 8/2 + 1)/2
 #   alpha[0] = 2*(1 - 1/2 - 2) = -3        D[0] = -3 + 2.875/4           A[0] = 1 + 1.875/2 - 2
 VTRACE_ROW = Case(
-    VTRACE,
+    cases.VTRACE,
     {
         **{"rewards": make_row(1, 2, 4), "values": make_row(2, -1, 3), "log_ratios": np.log(make_row(4, 0.5, 1))},
         **{**HALVES, "rho_bar": 2.0, "c_bar": 1.0, "rho_bar_pg": 1.0, "bootstrap_values": 8.0},
@@ -163,7 +139,7 @@ def test_vtrace(target, changes, expected):
 #   alpha[1] = 2 + 2/2 + 1 = 4     D[1] = 4 + 5/4 = 5.25      A[1] = (2 + 8/2 + 1)/2
 #   alpha[0] = 1 + 4/2 - 2 = 1     D[0] = 1 + 5.25/8          A[0] = 1 + 4.25/2 - 2
 RETRACE_ROW = Case(
-    RETRACE,
+    cases.RETRACE,
     {
         **{"rewards": make_row(1, 2, 4), "q_values": make_row(2, -1, 3), "log_ratios": np.log(make_row(4, 0.5, 1))},
         **{"expected_next_q": make_row(4, 2, 8), **HALVES},
@@ -195,7 +171,7 @@ def test_retrace(target, changes, expected):
 
 
 LAMBDA_ROW = Case(
-    LAMBDA,
+    cases.LAMBDA,
     {"rewards": make_row(1, 2, 4), "values": make_row(NAN, 4, -2), **HALVES, "bootstrap_values": np.array([8.0])},
 )
 
@@ -216,7 +192,9 @@ def test_lambda_returns(target, changes, expected):
     assert_numbers(LAMBDA_ROW.replace(**changes), target, expected)
 
 
-DISCOUNTED_ROW = Case(DISCOUNTED, {"rewards": make_row(1, 2, 4), "gamma": 0.5, "bootstrap_values": np.array([8.0])})
+DISCOUNTED_ROW = Case(
+    cases.DISCOUNTED, {"rewards": make_row(1, 2, 4), "gamma": 0.5, "bootstrap_values": np.array([8.0])}
+)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +211,7 @@ def test_discounted_returns(target, changes, expected):
     assert_numbers(DISCOUNTED_ROW.replace(**changes), target, expected)
 
 
-TRACES_ROW = Case(TRACES, {"x": make_row(1, 2, 4), "decay": 0.5})
+TRACES_ROW = Case(cases.TRACES, {"x": make_row(1, 2, 4), "decay": 0.5})
 EIGHT = (np.array([8.0]), np.array([False]))
 FINISHED = (np.array([NAN]), np.array([True]))
 
@@ -261,7 +239,7 @@ def test_eligibility_traces(target, changes, expected):
     assert_numbers(TRACES_ROW.replace(**changes), target, expected)
 
 
-PREFIX_ROW = Case(PREFIX, {"x": make_row(1, 1, 1, 1), "dones": make_row(0, 1, 0, 0) > 0})
+PREFIX_ROW = Case(cases.PREFIX, {"x": make_row(1, 1, 1, 1), "dones": make_row(0, 1, 0, 0) > 0})
 STARTS = {"boundary": "starts_at"}
 
 
@@ -304,7 +282,7 @@ def test_prefix_sums(target, changes, expected, dtype):
     ],
 )
 def test_linear_recurrence(target, changes, expected):
-    case = Case(LINEAR, {"alpha": make_row(1, 2, 3), "beta": make_row(0.5, 0.5, 0.5), "reverse": True})
+    case = Case(cases.LINEAR, {"alpha": make_row(1, 2, 3), "beta": make_row(0.5, 0.5, 0.5), "reverse": True})
     assert_numbers(case.replace(**changes), target, expected)
 
 
@@ -312,7 +290,7 @@ def test_linear_recurrence(target, changes, expected):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 def test_every_pattern_of_three_steps(target, estimator, mask_mode):
     """All 512 rollouts of three steps, terminated, truncated and masked in every combination, in every form."""
     cells = np.array(list(itertools.product(range(8), repeat=3)))
@@ -320,25 +298,25 @@ def test_every_pattern_of_three_steps(target, estimator, mask_mode):
         cells = np.random.default_rng(0).permutation(cells)[:64]
     flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
     case = random_case(estimator, len(cells), 3, gamma=0.9, mask_mode=mask_mode, **flags)
-    for form in FORMS[estimator.name]:
+    for form in cases.FORMS[estimator.name]:
         if form != "sparse":
             check_case(with_form(case, form), target)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
 def test_every_pattern_of_four_steps(target, estimator, mask_mode):
     """All 256 rollouts of four steps, done and masked in every combination, with what came before done or not."""
     cells = np.array(list(itertools.product(range(4), repeat=4)))
     if target.interpreted:
         cells = np.random.default_rng(0).permutation(cells)[:64]
-    done = "dones" if estimator is PREFIX else "terminated"
+    done = "dones" if estimator is cases.PREFIX else "terminated"
     flags = {done: cells & 1 > 0, "mask": cells & 2 > 0, "truncated": None}
     state = (np.arange(1.0, len(cells) + 1), np.arange(len(cells)) % 3 == 0)
     case = random_case(estimator, len(cells), 4, mask_mode=mask_mode, **flags)
     for with_state in (case, case.replace(state=state)):
         check_case(with_state, target)
-        if estimator is PREFIX:
+        if estimator is cases.PREFIX:
             check_case(with_state.replace(**STARTS), target)
 
 
@@ -348,20 +326,20 @@ def test_every_pattern_of_four_steps(target, estimator, mask_mode):
 @pytest.mark.parametrize(
     "bars", [(0.0, 1.0), (1.0, 0.0), (0.0, 0.0), (1e-6, 1.0), (1.0, 1e-6), (1e6, 1e-6), (1e3, 1e3)]
 )
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.OFF_POLICY, ids=get_name)
 def test_extreme_bars(target, estimator, bars):
     case = random_case(estimator, 4, 16, rho_bar=bars[0], c_bar=bars[1])
-    check_case(case.replace(rho_bar_pg=1.0) if estimator is VTRACE else case, target)
+    check_case(case.replace(rho_bar_pg=1.0) if estimator is cases.VTRACE else case, target)
 
 
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.OFF_POLICY, ids=get_name)
 def test_extreme_ratios(target, estimator):
     """Ratios of 0, as good as 0, and beyond the largest float: a clipped infinity is the bar."""
     rng = np.random.default_rng(0)
     ratios = rng.choice([-np.inf, -200.0, -95.0, -30.0, 0.0, 30.0, 95.0, 200.0, np.inf], (8, 32))
     case = random_case(estimator, 8, 32, rho_bar=2.0, log_ratios=ratios)
     check_case(case, target)
-    if estimator is VTRACE:
+    if estimator is cases.VTRACE:
         check_case(case.replace(rho_bar_pg=0.5), target)
 
 
@@ -371,7 +349,7 @@ def test_any_number_of_actions(target, num_actions):
         pytest.skip("too many for the interpreter")
     rng = np.random.default_rng(0)
     shape = (*((2, 4) if target.interpreted else (3, 9)), num_actions)
-    case = random_case(RETRACE, *shape[:2], valid=0.9).replace(expected_next_q=None)
+    case = random_case(cases.RETRACE, *shape[:2], valid=0.9).replace(expected_next_q=None)
     q = rng.standard_normal(shape)
     case = case.replace(next_action_probs=rng.dirichlet(np.ones(num_actions), shape[:2]), next_q_values=q)
     for time_dim in (-1, 0):
@@ -388,7 +366,7 @@ def sum_expectation(next_action_probs, next_q_values, **_):
 
 def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
-    modes = {} if estimator is LINEAR else {"mask_mode": mask_mode}
+    modes = {} if estimator is cases.LINEAR else {"mask_mode": mask_mode}
     case = random_case(estimator, num_envs, 16, valid=valid, **modes)
     for one, other in zip(run_case(case, target), run_case(case, target, How(time_dim=0)), strict=True):
         assert_close(other.contiguous(), one)
@@ -396,14 +374,14 @@ def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 def test_layouts_agree(target, estimator, mask_mode):
     for num_envs, valid in (33, 1.0), (4, 0.9):
         assert_layouts_agree(target, estimator, mask_mode, num_envs, valid)
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 def test_wide_layouts_agree(target, estimator, mask_mode):
     """Wider than what the cpu backend walks together."""
     if target.interpreted:
@@ -414,7 +392,7 @@ def test_wide_layouts_agree(target, estimator, mask_mode):
 # --- the forms of the arguments ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_forms_of_a_scalar_bootstrap(target, estimator):
     call = Call(random_case(estimator, 4, 8, truncated=None), target.device)
     want = call(target.backend, bootstrap_values=2.5)
@@ -424,7 +402,7 @@ def test_forms_of_a_scalar_bootstrap(target, estimator):
             assert_close(got, expected)
 
 
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_forms_of_final_values(target, estimator):
     """Lists, arrays and tensors are alike; an explicit entry wins over the edge."""
     case = random_case(estimator, 4, 8, term=0)
@@ -447,7 +425,8 @@ def test_forms_of_final_values(target, estimator):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "kind"), [(GAE, ours.GAEOutput), (VTRACE, ours.VTraceOutput), (RETRACE, ours.RetraceOutput)]
+    ("estimator", "kind"),
+    [(cases.GAE, ours.GAEOutput), (cases.VTRACE, ours.VTraceOutput), (cases.RETRACE, ours.RetraceOutput)],
 )
 def test_two_results_have_names(estimator, kind):
     result = estimator.function(**Call(random_case(estimator, 2, 3)).kwargs, backend="reference")
@@ -455,13 +434,13 @@ def test_two_results_have_names(estimator, kind):
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0)])
-@pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 def test_empty_in_empty_out(target, estimator, shape):
     case = random_case(estimator, *shape, valid=0.5)
     for how in (How(), How(time_dim=0), How(returns=False), How(out_layout=None)):
         run_case(case, target, how)
-        if estimator in FORWARD or estimator is LINEAR:
+        if estimator in cases.FORWARD or estimator is cases.LINEAR:
             run_case(random_case(estimator, *shape, features=(2,)), target, how)
-    for form in FORMS.get(estimator.name, ()):
+    for form in cases.FORMS.get(estimator.name, ()):
         if form != "sparse":
             run_case(with_form(case, form), target)

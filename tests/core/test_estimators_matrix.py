@@ -2,25 +2,11 @@
 
 import itertools
 
+import cases
 import numpy as np
 import pytest
 import torch
 from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    DISCOUNTED,
-    ESTIMATORS,
-    FLAGS,
-    FORWARD,
-    GAE,
-    LAYOUTS,
-    LINEAR,
-    OFF_POLICY,
-    PREFIX,
-    RETRACE,
-    SIZES,
-    TRACES,
-    TWO_RESULTS,
     Call,
     How,
     Sparse,
@@ -41,7 +27,7 @@ from hypothesis import strategies as st
 from rl_triton_core import FinalValues
 from rl_triton_core.testing import assert_close
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 
 
 @ALL
@@ -54,7 +40,7 @@ def test_random_cases(target, estimator, data):
 
 @ALL
 def test_every_length(target, estimator):
-    for num_steps in SIZES:
+    for num_steps in cases.SIZES:
         if num_steps <= target.max_steps and not (target.interpreted and num_steps % 2):
             check_case(random_case(estimator, 3, num_steps, term=0.03, trunc=0.03), target)
 
@@ -70,7 +56,7 @@ def test_every_width(target, estimator, time_dim):
 
 
 @pytest.mark.parametrize("features", [(1,), (7,), (2, 3), (1, 1, 4), (33,)], ids=str)
-@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=get_name)
+@pytest.mark.parametrize("estimator", [cases.TRACES, cases.PREFIX, cases.LINEAR], ids=get_name)
 def test_every_kind_of_features(target, estimator, features):
     if target.interpreted and features == (33,):
         pytest.skip("too many for the interpreter")
@@ -79,7 +65,7 @@ def test_every_kind_of_features(target, estimator, features):
         check_case(case, target, How(time_dim=time_dim, layouts=(layout,), out_layout=layout))
 
 
-@pytest.mark.parametrize("estimator", [TRACES, PREFIX, LINEAR], ids=get_name)
+@pytest.mark.parametrize("estimator", [cases.TRACES, cases.PREFIX, cases.LINEAR], ids=get_name)
 def test_features_that_no_stride_spans(target, estimator):
     """Two feature dimensions, the second outermost in memory; and none at all."""
     case = random_case(estimator, 2, 7, features=(2, 3))
@@ -97,7 +83,7 @@ def test_features_that_no_stride_spans(target, estimator):
 def test_longer_than_a_block(target, estimator, time_dim):
     """One episode over a whole long row, and a few episodes that end far from any block's edge."""
     num_steps = max(1500, min(target.max_steps, 3000)) if target.compiled else 130 if time_dim else 70
-    decay = {TRACES: {"decay": 0.999}, DISCOUNTED: {"gamma": 0.999}, PREFIX: {}, LINEAR: {}}
+    decay = {cases.TRACES: {"decay": 0.999}, cases.DISCOUNTED: {"gamma": 0.999}, cases.PREFIX: {}, cases.LINEAR: {}}
     changes = decay.get(estimator, {"gamma": 0.999, "lambda_": 1.0})
     for term, valid in [(0.003, 1.0)] if target.interpreted else [(0, 1.0), (0.003, 0.9)]:
         case = random_case(estimator, 1 if target.interpreted else 2, num_steps, term=term, trunc=term, valid=valid)
@@ -105,7 +91,7 @@ def test_longer_than_a_block(target, estimator, time_dim):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", (*BACKWARD, *FORWARD), ids=get_name)
+@pytest.mark.parametrize("estimator", (*cases.BACKWARD, *cases.FORWARD), ids=get_name)
 def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
     """The next valid step, and the rollout's end, may be many blocks away; NaN stands in between."""
     num_steps = 2500 if target.compiled else 150
@@ -120,27 +106,27 @@ def test_a_hole_longer_than_a_block(target, estimator, mask_mode):
 def every_argument(estimator, shape):
     """A case with as many tensors as the estimator takes, the first input constant along a row."""
     rng = np.random.default_rng(0)
-    features = (2,) if estimator in FORWARD or estimator is LINEAR else ()
+    features = (2,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
     case = random_case(estimator, *shape, valid=0.8, features=features)
     first = estimator.inputs[0]
     case[first][:] = case[first][:, :1]
-    if estimator in BACKWARD:
+    if estimator in cases.BACKWARD:
         case = case.replace(gamma=rng.uniform(0.5, 1, shape))
-    if estimator is TRACES:
+    if estimator is cases.TRACES:
         case = case.replace(decay=rng.random(case["x"].shape))
-    if estimator in OFF_POLICY:
+    if estimator in cases.OFF_POLICY:
         case = with_log_probs(case)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         return case.replace(initial=np.ones((shape[0], *features)))
-    return with_form(case, "actions") if estimator is RETRACE else case
+    return with_form(case, "actions") if estimator is cases.RETRACE else case
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", cases.LAYOUTS)
 @ALL
 def test_layouts(target, estimator, layout, time_dim):
     """All arguments and results in one layout; and of any two arguments, one in some call where the other is not."""
-    out_layout = layout if layout in LAYOUTS[:5] else None
+    out_layout = layout if layout in cases.LAYOUTS[:5] else None
     hows = [How(time_dim=time_dim, layouts=(layout,), out_layout=out_layout)]
     case = every_argument(estimator, (3, 7) if target.interpreted else (5, 13))
     if layout in ("strided", "transposed") and not target.interpreted:
@@ -161,7 +147,7 @@ def test_half_precision_inputs_are_widened_and_nothing_else(target, estimator, d
     want = run_case(case, target)
     for got, expected in zip(run_case(case, target, How(dtype=dtype)), want, strict=True):
         assert got.dtype == torch.float32
-        if estimator is RETRACE:  # actions may be summed in another order
+        if estimator is cases.RETRACE:  # actions may be summed in another order
             assert_close(got, expected)
         else:
             assert same_bits(got, expected)
@@ -182,11 +168,11 @@ def test_mixed_dtypes(target, estimator):
 def test_one_float64_input_makes_the_result_float64(float64_target, estimator):
     """It is not rounded, and the others are float32."""
     case = every_argument(estimator, (4, 8))
-    if estimator in FORWARD:
+    if estimator in cases.FORWARD:
         case = case.replace(state=(np.random.default_rng(1).random((4, 2)), np.arange(4) % 2 == 1))
     narrow, wide = Call(case), Call(case, how=How(dtype=torch.float64))
     for name in case.args:
-        if name not in FLAGS and is_array(case[name]):
+        if name not in cases.FLAGS and is_array(case[name]):
             got = narrow(float64_target.backend, **{name: wide.kwargs[name]})
             mixed = case.rounded(torch.float32).replace(**{name: case[name]})
             for x, want in zip(got, mixed.expected(), strict=False):
@@ -211,7 +197,7 @@ FINAL_DTYPES = {  # of the rewards, the values, the final values and the last on
 @pytest.mark.parametrize("dtypes", FINAL_DTYPES.values(), ids=FINAL_DTYPES)
 def test_final_values_are_not_rounded(float64_target, dtypes):
     """Neither numbers nor tensors, where any argument is float64."""
-    case = random_case(GAE, 4, 9, term=0.0, trunc=0.4)
+    case = random_case(cases.GAE, 4, 9, term=0.0, trunc=0.4)
     env, time = np.nonzero(case["truncated"])
     value, last = np.random.default_rng(1).random(len(env)), 0.1 if dtypes[3] is None else np.arange(1, 5) / 3
     parts = [case["rewards"], case["values"], value, last]
@@ -243,13 +229,13 @@ def test_triton_takes_no_float64(target, estimator):
 def test_out(target, estimator, out_dtype):
     """In float32 every layout; else those that differ most."""
     every = out_dtype == torch.float32 and not target.interpreted
-    layouts = LAYOUTS[:5] if every else ("strided", "padded_transposed")
+    layouts = cases.LAYOUTS[:5] if every else ("strided", "padded_transposed")
     for out_layout, time_dim in itertools.product(layouts, (-1, 0)):
         how = How(out_layout=out_layout, out_dtype=out_dtype, time_dim=time_dim)
         check_case(random_case(estimator, 4, 8), target, how)
 
 
-@pytest.mark.parametrize("estimator", TWO_RESULTS, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.TWO_RESULTS, ids=get_name)
 def test_either_output_may_be_left_to_us(target, estimator):
     case = random_case(estimator, 4, 8)
     call, want = Call(case, target.device), run_case(case, target)
@@ -263,7 +249,7 @@ def test_either_output_may_be_left_to_us(target, estimator):
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("edge", [None, 2.5, np.arange(6.0)], ids=["none", "float", "tensor"])
-@pytest.mark.parametrize("estimator", BOOTSTRAPPED, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
 def test_final_values(target, estimator, edge, mask_mode):
     """Some cuts have an entry, some have not; entries at steps that are no cuts mean nothing."""
     case = random_case(estimator, 6, 15, trunc=0.3, valid=0.6, mask_mode=mask_mode)
@@ -275,13 +261,16 @@ def test_final_values(target, estimator, edge, mask_mode):
 
 @pytest.mark.parametrize(
     ("dtype", "layout"),
-    [*((np.int64, layout) for layout in LAYOUTS[:5]), *((dtype, "strided") for dtype in (np.int8, np.int16, np.int32))],
+    [
+        *((np.int64, layout) for layout in cases.LAYOUTS[:5]),
+        *((dtype, "strided") for dtype in (np.int8, np.int16, np.int32)),
+    ],
 )
 def test_integer_sums_are_exact(target, dtype, layout):
     """Numbers that no float holds, in every width."""
     limits, shape = np.iinfo(dtype), (3, 8) if target.interpreted else (5, 17)
     x = np.random.default_rng(0).integers(limits.min // 20, limits.max // 20, shape, dtype)
-    case = random_case(PREFIX, *shape, valid=0.9, x=x)
+    case = random_case(cases.PREFIX, *shape, valid=0.9, x=x)
     case = case.replace(state=(np.full(shape[0], 2**53 + 1), np.arange(shape[0]) % 2 == 1))
     for boundary, time_dim in itertools.product(("ends_at", "starts_at"), (-1, 0)):
         check_case(
@@ -291,8 +280,8 @@ def test_integer_sums_are_exact(target, dtype, layout):
 
 def test_a_decay_of_any_form_in_any_layout(target):
     rng = np.random.default_rng(0)
-    case = random_case(TRACES, 4, 8, features=(3, 2), valid=0.8)
+    case = random_case(cases.TRACES, 4, 8, features=(3, 2), valid=0.8)
     decays = (rng.random((4, 8)), rng.random(case["x"].shape), Vector(rng.random((3, 2))))
-    for decay, layout, time_dim in itertools.product(decays, LAYOUTS, (-1, 0)):
+    for decay, layout, time_dim in itertools.product(decays, cases.LAYOUTS, (-1, 0)):
         if not target.interpreted or layout == "transposed":
             check_case(case.replace(decay=decay), target, How(layouts=("contiguous", layout), time_dim=time_dim))

@@ -2,30 +2,11 @@
 
 import itertools
 
+import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    BACKWARD,
-    BOOTSTRAPPED,
-    DISCOUNTED,
-    ESTIMATORS,
-    FORWARD,
-    GAE,
-    LINEAR,
-    OFF_POLICY,
-    PREFIX,
-    RETRACE,
-    TRACES,
-    Case,
-    How,
-    check_case,
-    get_name,
-    random_case,
-    run_case,
-    same_bits,
-    with_form,
-)
+from cases import Case, How, check_case, get_name, random_case, run_case, same_bits, with_form
 
 from rl_triton_core import compute_vtrace
 from rl_triton_core.extending import Recurrence, check_layout, read_state, select, solve
@@ -33,21 +14,21 @@ from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
 
-ALL = pytest.mark.parametrize("estimator", ESTIMATORS, ids=get_name)
+ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
 RATES = [(0.99, 0.95), (1.0, 1.0), (0.999, 1.0), ("per step", 0.9)]
 
 
 def set_rates(case, gamma, lambda_):
     """The case with a discount and lambda, or what comes nearest to them."""
     rng = np.random.default_rng(0)
-    if case.estimator is PREFIX:
+    if case.estimator is cases.PREFIX:
         return case
     gamma = rng.uniform(0.8, 1.0, case.shape) if gamma == "per step" else gamma
-    if case.estimator is LINEAR:
+    if case.estimator is cases.LINEAR:
         return case.replace(beta=np.broadcast_to(gamma * lambda_, case.shape).copy())
-    if case.estimator is TRACES:
+    if case.estimator is cases.TRACES:
         return case.replace(decay=gamma * lambda_)
-    return case.replace(gamma=gamma, lambda_=None if case.estimator is DISCOUNTED else lambda_)
+    return case.replace(gamma=gamma, lambda_=None if case.estimator is cases.DISCOUNTED else lambda_)
 
 
 def assert_as_exact_as_a_loop(case, target, dtype=torch.float32):
@@ -73,7 +54,7 @@ def test_the_error_is_at_most_twice_that_of_a_serial_float32_loop(target, estima
 
 @pytest.mark.parametrize("clips", [(1.0, 1.0), (4.0, 1.0), (1.0, 0.05), (1e3, 1e3)], ids=str)
 @pytest.mark.parametrize("lambda_", [0.0, 1e-30, 0.01, 0.9])
-@pytest.mark.parametrize("estimator", OFF_POLICY, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.OFF_POLICY, ids=get_name)
 def test_no_digits_are_lost_in_advantages(target, estimator, lambda_, clips):
     """Neither where little credit flows nor where the clips differ: nothing is divided by a small trace."""
     case = random_case(
@@ -92,7 +73,7 @@ def test_the_expectation_loses_no_digits(target, num_actions):
     if target.interpreted and num_actions == 300:
         pytest.skip("too many for the interpreter")
     shape, rng = (8, 33, num_actions), np.random.default_rng(0)
-    case = random_case(RETRACE, *shape[:2]).replace(expected_next_q=None)
+    case = random_case(cases.RETRACE, *shape[:2]).replace(expected_next_q=None)
     probs = rng.dirichlet(np.ones(num_actions), shape[:2])
     assert_as_exact_as_a_loop(case.replace(next_action_probs=probs, next_q_values=rng.standard_normal(shape)), target)
 
@@ -118,7 +99,7 @@ def test_values_near_the_largest_float(target, estimator):
     """No step of the sum leaves the range, in whatever order it is taken: neither may the result."""
     case = set_rates(random_case(estimator, 4, 33), 0.5, 0.5)
     names = ("rewards", "values", "q_values", "expected_next_q", "bootstrap_values", "x", "alpha")
-    size = 1e36 if estimator is PREFIX else 4e37
+    size = 1e36 if estimator is cases.PREFIX else 4e37
     case = case.map_arrays(lambda x: x * (size / np.abs(x).max()), *names)
     assert all(np.isfinite(x).all() for x in case.expected(dtype=np.float32)[: len(estimator.outputs)])
     check_case(case, target)
@@ -130,7 +111,7 @@ def test_the_cpu_backend_is_the_serial_loop_to_the_bit(target, form, mask_mode):
     if target.backend != "cpu":
         pytest.skip("only the cpu backend is a serial float32 loop")
     for dtype, valid in itertools.product((torch.float32, torch.bfloat16), (1.0, 0.8)):
-        case = with_form(random_case(GAE, 7, 129, valid=valid, mask_mode=mask_mode), form).rounded(dtype)
+        case = with_form(random_case(cases.GAE, 7, 129, valid=valid, mask_mode=mask_mode), form).rounded(dtype)
         for time_dim in (-1, 0):
             got = run_case(case, target, How(dtype=dtype, time_dim=time_dim))
             for result, loop in zip(got, case.expected(dtype=np.float32), strict=True):
@@ -148,22 +129,22 @@ def make_overflowing_case(estimator, rewards, flag, done, kind):
         kind
     ]
     zeros = np.zeros(done.shape)
-    if estimator is LINEAR:
+    if estimator is cases.LINEAR:
         return Case(estimator, {"alpha": rewards, "beta": np.where(done, 0.0, decay), "reverse": True})
     args = dict.fromkeys(estimator.inputs, zeros)
-    args |= {"decay": decay} if estimator is TRACES else {"gamma": decay}
-    if estimator in BOOTSTRAPPED:
+    args |= {"decay": decay} if estimator is cases.TRACES else {"gamma": decay}
+    if estimator in cases.BOOTSTRAPPED:
         args["bootstrap_values"] = 0.0
-    if estimator not in (TRACES, DISCOUNTED):
+    if estimator not in (cases.TRACES, cases.DISCOUNTED):
         args["lambda_"] = 1.0
     if flag == "mask":
         args |= {"mask": ~done, "mask_mode": "reset"}
     elif flag is not None:
         args[flag] = done
-    return Case(estimator, {**args, "x" if estimator is TRACES else "rewards": rewards})
+    return Case(estimator, {**args, "x" if estimator is cases.TRACES else "rewards": rewards})
 
 
-OVERFLOWING = pytest.mark.parametrize("estimator", [*BACKWARD, TRACES, LINEAR], ids=get_name)
+OVERFLOWING = pytest.mark.parametrize("estimator", [*cases.BACKWARD, cases.TRACES, cases.LINEAR], ids=get_name)
 
 
 @pytest.mark.parametrize("kind", DECAYS)
@@ -193,7 +174,7 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
     done[0, [29, 34, 69]] = True
     rewards[0, [34, 69]] = 1.0  # 5 steps: up to 50**4; 35 steps: beyond the range 22 steps before their end
     step = np.arange(100)
-    if estimator is TRACES:
+    if estimator is cases.TRACES:
         rewards, done, step = rewards[:, ::-1].copy(), np.roll(done[:, ::-1], -1, axis=1), step[::-1]
     case = make_overflowing_case(estimator, rewards, flag, done, kind)
     overflows, serial = (step >= 35) & (step < 70), case.expected(dtype=np.float32)
@@ -234,7 +215,7 @@ def test_a_row_does_not_depend_on_the_others(target, estimator, time_dim):
         assert all(same_bits(one[n].contiguous(), two[n].contiguous()) for n in keep)
 
 
-@pytest.mark.parametrize("estimator", [*BACKWARD, *FORWARD], ids=get_name)
+@pytest.mark.parametrize("estimator", [*cases.BACKWARD, *cases.FORWARD], ids=get_name)
 def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator):
     if target.backend != "cpu":
         pytest.skip("of the others only close results are promised")
@@ -253,7 +234,7 @@ def test_a_problem_for_several_threads(target, estimator, monkeypatch):
     monkeypatch.setattr("rl_triton_core._internal.scan.cpu.MIN_ELEMENTS_PER_CHUNK", 1 << 12)
     monkeypatch.setattr("rl_triton_core._internal.launch.threads.Setting.num_threads", 2)
     shapes = [(70, 801, ()), (801, 70, ())]
-    shapes += [(1, 801, (70,)), (3, 4000, (5,))] if estimator in (TRACES, PREFIX, LINEAR) else []
+    shapes += [(1, 801, (70,)), (3, 4000, (5,))] if estimator in (cases.TRACES, cases.PREFIX, cases.LINEAR) else []
     for num_envs, num_steps, features in shapes:
         case = random_case(estimator, num_envs, num_steps, valid=0.9, features=features)
         for time_dim in (-1, 0):

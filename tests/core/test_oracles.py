@@ -2,25 +2,11 @@
 
 import itertools
 
+import cases
 import numpy as np
 import oracles
 import pytest
-from cases import (
-    BACKWARD,
-    DISCOUNTED,
-    FORMS,
-    FORWARD,
-    GAE,
-    LAMBDA,
-    LINEAR,
-    OFF_POLICY,
-    TRACES,
-    VTRACE,
-    get_name,
-    random_case,
-    with_form,
-    with_log_probs,
-)
+from cases import get_name, random_case, with_form, with_log_probs
 
 FLAG_PAIRS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.3), (1.0, 1.0)]
 LENGTHS = (0, 1, 2, 5, 17)
@@ -35,20 +21,20 @@ def assert_oracles_agree(case):
 def draw_cases(estimator, num_steps, **changes):
     """Every form of the continuation, discounts per step, ratios clipped in different places."""
     case = random_case(estimator, 5, num_steps, seed=num_steps, **changes)
-    if estimator in OFF_POLICY:
+    if estimator in cases.OFF_POLICY:
         case = case.replace(rho_bar=1.5, c_bar=0.8, lambda_=0.9)
-    for form in FORMS[estimator.name]:
+    for form in cases.FORMS[estimator.name]:
         if form != "sparse":
             yield with_form(case, form)
     rng = np.random.default_rng(0)
     yield case.replace(gamma=np.where(rng.random(case.shape) < 0.2, 0.0, rng.uniform(0, 1.2, case.shape)))
-    if estimator in OFF_POLICY:
-        yield with_log_probs(case.replace(rho_bar_pg=0.5 if estimator is VTRACE else None))
-    if estimator is not DISCOUNTED:
+    if estimator in cases.OFF_POLICY:
+        yield with_log_probs(case.replace(rho_bar_pg=0.5 if estimator is cases.VTRACE else None))
+    if estimator is not cases.DISCOUNTED:
         yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
 
 
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 @pytest.mark.parametrize(("term", "trunc"), FLAG_PAIRS)
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 def test_backward(estimator, term, trunc, mask_mode):
@@ -58,17 +44,17 @@ def test_backward(estimator, term, trunc, mask_mode):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 def test_every_pattern_of_a_few_steps(estimator, mask_mode):
     """Four steps of GAE, whose table finds the boundaries itself; three of the others, which share that."""
-    cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is GAE else 3)))
+    cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is cases.GAE else 3)))
     flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
     assert_oracles_agree(random_case(estimator, *cells.shape, mask_mode=mask_mode, **flags))
 
 
 @pytest.mark.parametrize("with_state", [False, True])
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
+@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
 def test_forward(estimator, mask_mode, with_state):
     rng = np.random.default_rng(0)
     for num_steps, valid, term in itertools.product(LENGTHS, [1.0, 0.7, 0.0], [0.0, 0.3, 1.0]):
@@ -76,7 +62,7 @@ def test_forward(estimator, mask_mode, with_state):
             case = random_case(estimator, 5, num_steps, term=term, valid=valid, features=features, mask_mode=mask_mode)
             if with_state:
                 case = case.replace(state=(rng.standard_normal((5, *features)), rng.random(5) < 0.5))
-            if estimator is TRACES:
+            if estimator is cases.TRACES:
                 assert_oracles_agree(case.replace(decay=0.7))
                 assert_oracles_agree(
                     case.replace(decay=np.where(rng.random(case["x"].shape) < 0.2, 0, rng.random(case["x"].shape)))
@@ -96,7 +82,7 @@ def test_integers_stay_integers():
 @pytest.mark.parametrize("features", [(), (2,)])
 def test_linear_recurrence(reverse, features):
     for num_steps in LENGTHS:
-        case = random_case(LINEAR, 4, num_steps, features=features, reverse=reverse)
+        case = random_case(cases.LINEAR, 4, num_steps, features=features, reverse=reverse)
         assert_oracles_agree(case)
         assert_oracles_agree(case.replace(initial=np.ones((4, *features))))
 
@@ -111,7 +97,7 @@ def test_identities(lambda_, mask_mode):
     """
     for term, trunc in FLAG_PAIRS:
         case = random_case(
-            LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode, lambda_=lambda_, gamma=0.97
+            cases.LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode, lambda_=lambda_, gamma=0.97
         )
         returns, args = case.expected()[0], {**case.args, "bootstrap": case.dense}
         del args["bootstrap_values"]
@@ -122,7 +108,7 @@ def test_identities(lambda_, mask_mode):
             same.append(oracles.discounted_returns(**plain)[0])
         for other in same:
             np.testing.assert_allclose(returns, other, rtol=1e-12, atol=1e-12)
-        values = with_form(random_case(LAMBDA, 5, 17, term=term, trunc=trunc, lambda_=lambda_), "next_values")
+        values = with_form(random_case(cases.LAMBDA, 5, 17, term=term, trunc=trunc, lambda_=lambda_), "next_values")
         q_values, chain = np.roll(values["next_values"], 1, axis=1), {**values.args, **ratios}
         chain["expected_next_q"] = chain.pop("next_values")
         retrace = oracles.retrace(q_values=q_values, **chain)[0]
@@ -131,7 +117,7 @@ def test_identities(lambda_, mask_mode):
 
 def test_the_bootstrap_value_enters_once():
     """The paper's table with V(s_T) in the last delta and carry 0: not V(s_T) as the carry as well."""
-    case = random_case(GAE, 1, 4, term=0, trunc=0, bootstrap_values=np.array([7.0]))
+    case = random_case(cases.GAE, 1, 4, term=0, trunc=0, bootstrap_values=np.array([7.0]))
     r, v, g, d = case["rewards"][0], np.append(case["values"][0], 7.0), 0.99, 0.99 * 0.95
     deltas = r + g * v[1:] - v[:-1]
     assert case.expected()[0][0] == pytest.approx([deltas[t:] @ d ** np.arange(4 - t) for t in range(4)])

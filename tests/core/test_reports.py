@@ -2,11 +2,9 @@
 
 import sys
 from argparse import Namespace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
-import packaging
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import accuracy, first_call, learning, regimes, report, results, verbs
+from benchmarks import accuracy, first_call, learning, regimes, report, results
 from benchmarks.results import ROOT, Result, make_row
 
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
@@ -41,13 +39,6 @@ def test_figures_are_drawn_from_the_result_files():
     pytest.importorskip("matplotlib")
     shown = {path.stem for path in report.FIGURES.iterdir()}
     assert set(report.draw_figures()) == shown
-
-
-def test_figures_of_loops_have_all_that_is_replaced_and_its_bound():
-    rows = [make_row("stock", metric, "ms", x, n=1) for metric, x in (("iteration", 10.0), ("rest", 4.0))]
-    rows += [make_row(arm, "speed-up", "×", x, n=1) for arm, x in (("ours", 1.1), ("captured", 2.0), ("compiled", 3.0))]
-    assert report.find_bounds(rows) == {"n=1": 2.5}
-    assert [row.median for row in report.select_last(rows)] == [2.0]
 
 
 def test_a_table_has_what_differs():
@@ -170,20 +161,3 @@ def test_learning_curves_of_several_seeds():
         "last return": 4.25, "runs to the end": 1, "runs to the target": 1, "steps to the target": 20,
         "time to the target": 2, "steps=10return": 3, "steps=10time": 2, "steps=20return": 5.25, "steps=20time": 3.5,
     }  # fmt: skip
-
-
-def test_how_long_the_verbs_take(tmp_path, monkeypatch):
-    """Those that are measured again take the place of the former ones; without all of them there is no sentence."""
-    monkeypatch.setattr(report, "read_machines", partial(results.read_machines, folder=tmp_path))
-    monkeypatch.setattr(verbs, "run_make", lambda target: None)
-    times = iter([3300e6, 130e6, 5400.1e6])
-    monkeypatch.setattr(verbs, "time_call", lambda call, device: call() or next(times))
-    arguments = [str(tmp_path / "cpu"), "verbs", "--device", "cpu", "--commit", "abc"]
-    assert runner.main([*arguments, "--only", "test"]) == 0 and report.write_verbs() == ""
-    monkeypatch.setattr(verbs, "DISTRIBUTION", "packaging")
-    assert runner.main(arguments) == 0
-    rows = results.read_result(tmp_path / "cpu" / "verbs.csv").rows
-    size = sum(path.stat().st_size for path in Path(packaging.__file__).parent.rglob("*.py")) / 1e9
-    found = {row.arm: row.median for row in rows}
-    assert size <= found.pop("install") < 10 * size and found == {"demo": 130.0, "test": 5400.1}
-    assert report.write_verbs().startswith("`make demo` takes about 2 minutes and `make test` about 90 minutes on ")

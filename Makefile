@@ -94,8 +94,16 @@ fuzz: $(READY) ## Compare CASES random calls of each estimator (from SEED) with 
 	$(COMPILED) HYPOTHESIS_PROFILE=fuzz CASES=$(CASES) $(PY) -m pytest $(BY_FILE) --hypothesis-seed=$(SEED) \
 		tests/core -k "test_random_cases or test_any_minibatch"
 
-sanitize: $(READY) ## Run tests under the four tools of compute-sanitizer, on an NVIDIA GPU (logs in GPU_OUTPUT)
-	$(COMPILED) $(PY) scripts/sanitize.py $(GPU_OUTPUT)
+SANITIZED := triton and (random_cases or every_length or layouts or the_equation or heads or any_minibatch or any_shape)
+SANITIZED_FILES := $(addprefix tests/core/test_,estimators_matrix.py estimators_packed.py normalization.py losses.py)
+# Without PyTorch's own cache of memory, every tensor is an allocation whose ends memcheck knows.
+SANITIZE := $(COMPILED) PYTORCH_NO_CUDA_MEMORY_CACHING=1 RL_TRITON_TEST_BACKENDS=triton RL_TRITON_TEST_COMBINATIONS=few compute-sanitizer
+
+sanitize: $(addprefix sanitize-,memcheck racecheck initcheck synccheck) ## Run tests under the tools of compute-sanitizer, on an NVIDIA GPU (logs in GPU_OUTPUT)
+
+sanitize-%: $(READY)
+	@mkdir -p $(GPU_OUTPUT)
+	$(SANITIZE) --tool $* --error-exitcode 99 --target-processes all $(PY) -m pytest -q -p no:cacheprovider -k "$(SANITIZED)" $(SANITIZED_FILES) > $(GPU_OUTPUT)/sanitize_$*.log 2>&1
 
 mutants: $(READY) ## Break the code on purpose; the tests must notice every time
 	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
@@ -140,7 +148,7 @@ report: $(READY) ## Write the parts of the pages, and the figures, that come fro
 	$(REPORT)
 
 lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
-	$(PY) scripts/check_lower_bounds.py --python $(PYTHON)
+	$(PY) scripts/check_lower_bounds.py $(PYTHON)
 
 test-newest: ## Test the core with the newest packages, or NEWEST="torch==2.14.*", in an environment of its own (slow)
 	$(PYTHON) -m venv build/newest

@@ -7,14 +7,7 @@ import pytest
 import torch
 from processes import run_python
 
-from rl_triton_core import (
-    BackendUnavailableError,
-    available_backends,
-    check_backend,
-    compute_gae,
-    compute_retrace,
-    normalize_advantages,
-)
+import rl_triton_core as ours
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.scan import reference
 from rl_triton_core._internal.scan.recurrence import Expectation
@@ -35,38 +28,40 @@ sys.meta_path.insert(0, Block())
 
 
 def test_a_backend_that_is_there_is_listed(target):
-    assert target.backend in available_backends(torch.device(target.device))
+    assert target.backend in ours.available_backends(torch.device(target.device))
 
 
 def test_the_list_is_of_usable_backends():
-    names = available_backends("cpu")
+    names = ours.available_backends("cpu")
     assert isinstance(names, tuple) and "reference" in names and set(names) <= {"triton", "cpu", "reference"}
     rollout = random_rollout(3, 5)
-    results = [compute_gae(**rollout._asdict(), backend=name) for name in names]
+    results = [ours.compute_gae(**rollout._asdict(), backend=name) for name in names]
     for result in results:
         assert_close(result.advantages, results[0].advantages)
 
 
 @pytest.mark.parametrize("device", [None, "cpu", torch.device("cpu")])
 def test_a_backend_that_can_be_asked_for_passes_the_check(device):
-    for name in (None, *available_backends("cpu")):
-        assert check_backend(name, device) is None
+    for name in (None, *ours.available_backends("cpu")):
+        assert ours.check_backend(name, device) is None
 
 
 def test_the_check_of_a_name_and_of_a_device():
     with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference, or None"):
-        check_backend("nope")
-    check_backend("cpu")
-    with pytest.raises(BackendUnavailableError, match="backend: got 'cpu', which is not available: it runs on CPU"):
-        check_backend("cpu", "cuda")
+        ours.check_backend("nope")
+    ours.check_backend("cpu")
+    with pytest.raises(
+        ours.BackendUnavailableError, match="backend: got 'cpu', which is not available: it runs on CPU"
+    ):
+        ours.check_backend("cpu", "cuda")
 
 
 def test_the_automatic_choice(target):
     """It gives what one of the listed backends gives, and takes float64 on the CPU."""
     rollout = random_rollout(3, 5, device=target.device)
-    chosen = compute_gae(**rollout._asdict())
-    assert_close(chosen.advantages, compute_gae(**rollout._asdict(), backend=target.backend).advantages)
-    assert compute_gae(**random_rollout(3, 5, dtype=torch.float64)._asdict()).advantages.dtype == torch.float64
+    chosen = ours.compute_gae(**rollout._asdict())
+    assert_close(chosen.advantages, ours.compute_gae(**rollout._asdict(), backend=target.backend).advantages)
+    assert ours.compute_gae(**random_rollout(3, 5, dtype=torch.float64)._asdict()).advantages.dtype == torch.float64
 
 
 @pytest.fixture
@@ -90,15 +85,15 @@ def add_backend(monkeypatch):
 def test_a_backend_needs_two_functions(add_backend):
     """It then normalises as the reference does, and is listed."""
     name = add_backend("of_two_functions", [])
-    assert name in available_backends()
+    assert name in ours.available_backends()
     advantages = torch.randn(3, 5)
-    normalized = normalize_advantages(advantages, backend=name)
-    assert torch.equal(normalized, normalize_advantages(advantages, backend="reference"))
+    normalized = ours.normalize_advantages(advantages, backend=name)
+    assert torch.equal(normalized, ours.normalize_advantages(advantages, backend="reference"))
 
 
 def test_a_backend_normalizes_by_its_own_function(add_backend):
     name = add_backend("that_normalizes", [], normalize=lambda task, exchange: task.out.fill_(7))
-    assert normalize_advantages(torch.randn(3, 5), backend=name).eq(7).all()
+    assert ours.normalize_advantages(torch.randn(3, 5), backend=name).eq(7).all()
 
 
 @pytest.mark.parametrize("supported", [False, True])
@@ -107,8 +102,8 @@ def test_an_expectation_is_summed_for_a_backend_that_does_not(add_backend, suppo
     name = add_backend(f"that_sums_{supported}", seen, supports_expectation=supported)
     rewards, probs, values = torch.randn(3, 5), torch.rand(3, 5, 2), torch.randn(3, 5, 2)
     inputs = {"log_ratios": rewards, "next_action_probs": probs, "next_q_values": values}
-    results = compute_retrace(rewards, rewards, **inputs, backend=name)
-    assert_close(results.targets, compute_retrace(rewards, rewards, **inputs, backend="reference").targets)
+    results = ours.compute_retrace(rewards, rewards, **inputs, backend=name)
+    assert_close(results.targets, ours.compute_retrace(rewards, rewards, **inputs, backend="reference").targets)
     (next_values,) = seen
     assert isinstance(next_values, Expectation) is supported
     if not supported:

@@ -2,17 +2,11 @@
 
 from types import SimpleNamespace
 
+import cases
 import numpy as np
 import pytest
 import torch
 from cases import (
-    BACKWARD,
-    DEFAULT,
-    DISCOUNTED,
-    FORMS,
-    GAE,
-    OFF_POLICY,
-    PREFIX,
     Call,
     How,
     assert_gradients,
@@ -33,9 +27,9 @@ import rl_triton_core as ours
 from rl_triton_core import FinalValues, ScanState
 from rl_triton_core.testing import assert_close
 
-PACKED = (*BACKWARD, PREFIX)
+PACKED = (*cases.BACKWARD, cases.PREFIX)
 ALL = pytest.mark.parametrize("estimator", PACKED, ids=get_name)
-BACKWARDS = pytest.mark.parametrize("estimator", BACKWARD, ids=get_name)
+BACKWARDS = pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 LENGTHS = {
     "ragged": (5, 0, 1, 9, 0, 0, 3),
     "one": (12,),
@@ -55,7 +49,7 @@ def make_packed_case(estimator, lengths, **changes):
     return random_case(estimator, 1, sum(lengths), **{"term": 0.15, "trunc": 0.15, **changes})
 
 
-def make_arguments(case, lengths, device="cpu", how=DEFAULT):
+def make_arguments(case, lengths, device="cpu", how=cases.DEFAULT):
     """The keyword arguments of the packed call."""
     kwargs = Call(case.replace(state=None), device, how).kwargs
     del kwargs["time_dim"]
@@ -67,7 +61,7 @@ def make_arguments(case, lengths, device="cpu", how=DEFAULT):
     return {**kwargs, "cu_seqlens": torch.tensor(find_edges(lengths), device=device)}
 
 
-def run_packed(case, lengths, target, how=DEFAULT, **changes):
+def run_packed(case, lengths, target, how=cases.DEFAULT, **changes):
     """The results as flat tensors on the CPU."""
     kwargs = make_arguments(case, lengths, target.device, how)
     answer = case.estimator.function(**{**kwargs, "backend": target.backend, **changes})
@@ -86,7 +80,7 @@ def split_sequences(case, lengths):
         yield alone if state is None else alone.replace(state=tuple(x[i : i + 1] for x in state))
 
 
-def check_packed(case, lengths, target, how=DEFAULT):
+def check_packed(case, lengths, target, how=cases.DEFAULT):
     """Against every sequence alone: to the bit on the cpu backend, close to the oracle on all."""
     got = run_packed(case, lengths, target, how)
     alone = list(split_sequences(case, lengths))
@@ -126,7 +120,7 @@ def test_masks(target, estimator, mask_mode):
 def draw_form_cases(estimator, lengths):
     """Each form of the continuation, one discount per step, log-probabilities."""
     case = make_packed_case(estimator, lengths)
-    for form in FORMS[estimator.name]:
+    for form in cases.FORMS[estimator.name]:
         if form == "edge":
             edge = np.arange(1.0, len(lengths) + 1)
             yield form, case.replace(truncated=None, bootstrap_values=edge)
@@ -134,7 +128,7 @@ def draw_form_cases(estimator, lengths):
             yield form, with_form(case, form)
     gamma = np.where(np.arange(sum(lengths)) % 4 == 1, 0.0, 0.9)[None]
     yield "gamma", case.replace(gamma=gamma)
-    if estimator in OFF_POLICY:
+    if estimator in cases.OFF_POLICY:
         yield "log_probs", with_log_probs(case.replace(rho_bar=2.0))
 
 
@@ -148,7 +142,7 @@ def test_every_form(target, estimator):
 def test_an_edge_value_per_sequence(target, valid):
     """In mode "skip" it stands behind the last valid step of each sequence."""
     lengths = LENGTHS["ragged"]
-    for estimator in (GAE, DISCOUNTED):
+    for estimator in (cases.GAE, cases.DISCOUNTED):
         for mask_mode in ("skip", "reset"):
             case = make_packed_case(estimator, lengths, valid=valid, mask_mode=mask_mode)
             case = case.replace(truncated=None, bootstrap_values=np.arange(1.0, len(lengths) + 1))
@@ -159,7 +153,9 @@ def test_an_edge_value_per_sequence(target, valid):
 def test_types(target, estimator):
     lengths = LENGTHS["ragged"]
     case = make_packed_case(estimator, lengths)
-    floats = [How(flag_dtype=torch.float32)] if target.backend != "cpu" or estimator in (GAE, PREFIX) else []
+    floats = (
+        [How(flag_dtype=torch.float32)] if target.backend != "cpu" or estimator in (cases.GAE, cases.PREFIX) else []
+    )
     for how in (How(dtype=torch.bfloat16), How(layouts=("strided",)), *floats):
         check_packed(case, lengths, target, how)
 
@@ -170,7 +166,7 @@ def test_prefix_sums_with_a_state(target, boundary, dtype):
     lengths, rng = LENGTHS["ragged"], np.random.default_rng(0)
     x = rng.integers(-9, 9, (1, sum(lengths))).astype(dtype)
     value = rng.integers(-9, 9, len(lengths)).astype(float if dtype is float else np.int64)
-    case = make_packed_case(PREFIX, lengths, valid=0.8, x=x, boundary=boundary)
+    case = make_packed_case(cases.PREFIX, lengths, valid=0.8, x=x, boundary=boundary)
     for state in (None, (value, rng.random(len(lengths)) < 0.3)):
         check_packed(case.replace(state=state), lengths, target)
 
@@ -179,15 +175,17 @@ def test_prefix_sums_with_a_state(target, boundary, dtype):
 def test_prefix_sums_hand_their_state_on(target, mask_mode):
     """Every sequence in two parts, packed beside those of the others; sequences may pause."""
     lengths = ((3, 0, 2, 4, 1), (2, 5, 0, 1, 3))
-    cases = [make_packed_case(PREFIX, part, valid=0.7, seed=i, mask_mode=mask_mode) for i, part in enumerate(lengths)]
+    pieces_of = [
+        make_packed_case(cases.PREFIX, part, valid=0.7, seed=i, mask_mode=mask_mode) for i, part in enumerate(lengths)
+    ]
     state, pieces = None, []
-    for case, part in zip(cases, lengths, strict=True):
+    for case, part in zip(pieces_of, lengths, strict=True):
         kwargs = make_arguments(case, part, target.device)
         sums, state = ours.compute_episodic_prefix_sum(**kwargs, state=state, return_state=True, backend=target.backend)
         assert state.value.shape == state.done.shape == (5,)
         pieces.append(sums.cpu())
     for i in range(5):
-        parts = [list(split_sequences(case, part))[i] for case, part in zip(cases, lengths, strict=True)]
+        parts = [list(split_sequences(case, part))[i] for case, part in zip(pieces_of, lengths, strict=True)]
         whole = {name: np.concatenate([p[name] for p in parts], axis=1) for name in ("x", "dones", "mask")}
         exact, (value, done) = parts[0].replace(**whole).expected()
         got = torch.cat(
@@ -255,7 +253,7 @@ def test_random_cases(target, estimator, data):
     seed = data.draw(st.integers(0, 2**32 - 1))
     case = make_packed_case(estimator, lengths, seed=seed, valid=data.draw(st.sampled_from([1.0, 0.7])))
     if target.backend != "cpu" and data.draw(st.booleans()):  # where no flags are another loop to compile
-        case = case.replace(**{"dones" if estimator is PREFIX else "terminated": None})
+        case = case.replace(**{"dones" if estimator is cases.PREFIX else "terminated": None})
     case = case.replace(mask_mode=data.draw(st.sampled_from(["skip", "reset"])))
     dtype = data.draw(st.sampled_from([torch.float32, torch.float16]))
     check_packed(
@@ -383,7 +381,7 @@ def test_what_does_not_go_together(estimator):
             with pytest.raises(ValueError, match="bootstrap_values"):
                 estimator.function(**{**kwargs, "bootstrap_values": bad})
         estimator.function(**{**kwargs, "bootstrap_values": torch.zeros(len(lengths)), "truncated": None})
-    if estimator is PREFIX:
+    if estimator is cases.PREFIX:
         for bad in (torch.zeros(1), torch.zeros(len(lengths) + 1)):
             with pytest.raises(ValueError, match="state"):
                 estimator.function(**kwargs, state=ScanState(bad, bad > 0))

@@ -6,23 +6,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from rl_triton_core import (
-    compute_discounted_returns,
-    compute_eligibility_traces,
-    compute_gae,
-    compute_vtrace,
-    normalize_advantages,
-)
+import rl_triton_core as ours
 from rl_triton_core.losses import Bernoulli, LogProbs, ppo_loss, token_log_probs
 
 ROLLOUT = (3, 5)
 FUNCTIONS = {
-    "gae": lambda x, y: compute_gae(x, y, bootstrap_values=0.0).advantages,
+    "gae": lambda x, y: ours.compute_gae(x, y, bootstrap_values=0.0).advantages,
     "gae, gradient": lambda x, y: torch.autograd.grad(FUNCTIONS["gae"](x.requires_grad_(), y).square().sum(), x)[0],
-    "vtrace": lambda x, y: compute_vtrace(x, y, log_ratios=x, bootstrap_values=y[:, 0]).advantages,
-    "returns": lambda x, y: compute_discounted_returns(x, gamma=0.9, bootstrap_values=0.0),
-    "traces": lambda x, y: compute_eligibility_traces(x, gamma=0.9, lambda_=0.8),
-    "normalised": lambda x, y: normalize_advantages(x),
+    "vtrace": lambda x, y: ours.compute_vtrace(x, y, log_ratios=x, bootstrap_values=y[:, 0]).advantages,
+    "returns": lambda x, y: ours.compute_discounted_returns(x, gamma=0.9, bootstrap_values=0.0),
+    "traces": lambda x, y: ours.compute_eligibility_traces(x, gamma=0.9, lambda_=0.8),
+    "normalised": lambda x, y: ours.normalize_advantages(x),
     "loss": lambda x, y: ppo_loss(LogProbs(x[0]), None, x[0] - 0.1, y[0]).loss,
     "bits": lambda x, y: ppo_loss(Bernoulli(torch.stack([x, y], -1)), torch.stack([x, y], -1) > 0, x - 2, y).loss,
     "tokens": lambda x, y: token_log_probs(x, torch.tensor([1, 2, 3])).log_probs,

@@ -19,20 +19,9 @@ from rl_triton_core._internal.arguments.side_effects import warn
 T = TypeVar("T")
 
 
-@cache
-def call_reference(topic: str, name: str, *arguments: Any) -> Any:
-    """Call a function of the reference, which is imported when it is first needed."""
-    return getattr(import_module(f"{__package__}.{topic}.reference"), name)(*arguments)
-
-
-NORMALIZE, LOSS = partial(call_reference, "moments", "run"), partial(call_reference, "loss", "compute_loss")
-SCALE = partial(call_reference, "loss", "scale_gradients")
-EVALUATE, DIFFERENTIATE = (partial(call_reference, "tokens", name) for name in ("run", "differentiate"))
-
-
 @dataclass(frozen=True)
 class Backend:
-    """What a backend provides. What it leaves out, the reference does.
+    """What a backend provides.
 
     Attributes:
         run: Fill the outputs of a validated problem, which has at least one element.
@@ -47,12 +36,12 @@ class Backend:
 
     run: Callable[[Any], None]
     unavailable: Callable[[torch.device], str | None]
-    normalize: Callable[[Any, Any], Any] = NORMALIZE
-    loss: Callable[[Any], Any] = LOSS
-    scale: Callable[[Any, torch.Tensor], Any] = SCALE
-    evaluate_tokens: Callable[[Any, Any], Any] = EVALUATE
-    differentiate_tokens: Callable[[Any, Any, Any, torch.Tensor], Any] = DIFFERENTIATE
-    supports_expectation: bool = False
+    normalize: Callable[[Any, Any], Any]
+    loss: Callable[[Any], Any]
+    scale: Callable[[Any, torch.Tensor], Any]
+    evaluate_tokens: Callable[[Any, Any], Any]
+    differentiate_tokens: Callable[[Any, Any, Any, torch.Tensor], Any]
+    supports_expectation: bool
 
 
 def assemble_backend(name: str) -> Backend:
@@ -64,7 +53,7 @@ def assemble_backend(name: str) -> Backend:
         unavailable=scan.unavailable,
         normalize=moments.run,
         loss=loss.compute_loss,
-        scale=getattr(loss, "scale_gradients", SCALE),
+        scale=loss.scale_gradients,
         evaluate_tokens=tokens.run,
         differentiate_tokens=tokens.differentiate,
         supports_expectation=scan.SUPPORTS_EXPECTATION,

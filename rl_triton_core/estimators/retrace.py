@@ -107,8 +107,7 @@ def compute_retrace(
         q_values: Action values Q(s_t, a_t), shaped like `rewards`, floating point.
         terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
             floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
-        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
-            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        truncated: The same where the episode was cut although its state has a future (a time limit).
         log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
             shaped like `rewards`, floating point; −∞ for an action that π never takes.
         target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
@@ -121,8 +120,7 @@ def compute_retrace(
         lambda_: λ, a number in [0, 1].
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         rho_bar: ρ̄ >= 0, the clip of the advantage's weight; infinity for none.
-        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags, as `terminated`, of the steps that count; other cells are never read and yield 0. None: all count.
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,

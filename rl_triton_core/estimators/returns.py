@@ -68,8 +68,7 @@ def compute_lambda_returns(
         values: Value estimates V(s_t), shaped like `rewards`, floating point. Not together with `next_values`.
         terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
             floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
-        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
-            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        truncated: The same where the episode was cut although its state has a future (a time limit).
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         lambda_: λ, a number in [0, 1].
         bootstrap_values: With `values`: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one
@@ -77,8 +76,7 @@ def compute_lambda_returns(
             only), or sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `values` and
             `bootstrap_values`.
-        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags, as `terminated`, of the steps that count; other cells are never read and yield 0. None: all count.
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
@@ -152,14 +150,12 @@ def compute_discounted_returns(
             ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
         terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
             floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
-        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
-            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        truncated: The same where the episode was cut although its state has a future (a time limit).
         gamma: Discount γ: a finite number >= 0, or one per step, shaped like `rewards`, where 0 ends the trajectory.
         bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
             [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there only), or
             sparse `FinalValues`. It has no default: pass 0.0 for the plain sum of the rewards seen.
-        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags, as `terminated`, of the steps that count; other cells are never read and yield 0. None: all count.
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,

@@ -103,8 +103,7 @@ def compute_vtrace(
         values: Value estimates V(s_t), shaped like `rewards`, floating point.
         terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
             floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
-        truncated: Nonzero where the episode was cut although its state has a future (a time limit), shaped like
-            `rewards`; bool, integer, or floating point 0 and 1. None: nowhere.
+        truncated: The same where the episode was cut although its state has a future (a time limit).
         log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
             shaped like `rewards`, floating point; −∞ for an action that π never takes.
         target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
@@ -120,8 +119,7 @@ def compute_vtrace(
             sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
             Inside an episode NVS[t] is then next_values[t] + D[t+1].
-        mask: Nonzero where a step belongs to the trajectory, shaped like `rewards`; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags, as `terminated`, of the steps that count; other cells are never read and yield 0. None: all count.
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
             before it as a terminal state would.
         cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,

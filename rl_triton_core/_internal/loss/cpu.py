@@ -29,6 +29,7 @@ from rl_triton_core._internal.equations.numba import (
 from rl_triton_core._internal.equations.primitives import multiply_or_zero
 from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
+from rl_triton_core._internal.loss import reference
 from rl_triton_core._internal.loss import serial as kernels
 from rl_triton_core._internal.loss.equations import (
     HEADS,
@@ -46,6 +47,7 @@ from rl_triton_core._internal.moments.serial import compute_moments
 SPAN = 1 << 13
 """Elements of a span: enough to pay for handing it to a thread."""
 NO_MASK = np.empty(0, np.uint8)
+scale_gradients = reference.scale_gradients
 
 
 def compute_loss(problem: LossProblem) -> Results:

@@ -178,21 +178,16 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
         return copy_into_out(out, tuple(x if x is None else x.to(device) for x in results))
     graph, traced = needs_graph(list_tensors(problem)), check.is_traced()
     ahead = problem.next_values
-    if isinstance(ahead, Expectation) and not graph and (traced or not supports_expectation(problem, backend)):
-        problem.next_values = ahead.sum_over_actions(problem.dtype)
     if graph:
         return copy_into_out(out, solve_with_graph(problem, wanted, backend))
+    if isinstance(ahead, Expectation) and (traced or not choose_backend(backend, device).supports_expectation):
+        problem.next_values = ahead.sum_over_actions(problem.dtype)
     if traced:
         return copy_into_out(out, solve_through_operator(problem, wanted, backend))
     problem.mark_numbers()
     problem.outputs = allocate_outputs(problem, wanted, out)
     run_backend(problem, backend)
     return problem.outputs
-
-
-def supports_expectation(problem: Problem, backend: str | None) -> bool:
-    """Whether the backend takes an expectation as it is."""
-    return choose_backend(backend, problem.like.device).supports_expectation
 
 
 def copy_into_out(out: Sequence[torch.Tensor | None], results: Results) -> Results:

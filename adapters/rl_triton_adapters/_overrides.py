@@ -1,8 +1,8 @@
 """What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
 
 import sys
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from numbers import Number
 from typing import Any
 
@@ -23,43 +23,31 @@ LIBRARIES = (
 )
 """Packages whose functions are no user's, besides the framework's."""
 MADE = ("namedtuple_", "_cython_", "pybind11_")  # modules that compilers and Python make up
+UNREAD = {*dir(object)} - {"__getattribute__", "__setattr__"}
+"""Methods that make, compare and show objects."""
 REACHED: dict[Any, tuple[Reach, str]] = {}
-KNOWN: dict[tuple[tuple[str, ...], type, str], Any] = {}
-"""Attributes that were found to be a framework's, by its packages, their class and their name."""
+NAMES: dict[Any, Any] = {}  # what functions of a framework read of objects, and ours do not
 
 
 def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], behind: type | None = None) -> str:
     """Find a method or property that is not the framework's, and say which; empty if there is none.
 
     Args:
-        thing: An object of a framework's class or of one that derives from it; or the class, without an object.
+        thing: An object, or a class without one.
         names: What an adapter goes around. Those that the object does not have are left out.
         packages: Packages and modules of the framework, and of the decorators that it uses.
-        behind: A class of ours that overrides these methods itself: those of the classes behind it count, as `super`
-            finds them; all, where the object borrows our method.
+        behind: A class of ours that overrides these methods: those behind it count, as `super` finds them, if any are.
     """
     kind = thing if isinstance(thing, type) else type(thing)
     bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]
     own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
     for name in names:
+        owner = next((x for x in bases if name in vars(x)), None)
         if name in own:
-            return f"this {kind.__name__} has its own {name}"
-        for owner in bases:
-            if name in owner.__dict__:
-                if not is_from(packages, owner, name):
-                    return f"{owner.__name__} has its own {name}"
-                break
+            return f"this {kind.__name__} has its own {name}{locate(own[name])}"
+        if owner is not None and not is_written_in(packages, vars(owner)[name], owner.__module__):
+            return f"{owner.__name__} has its own {name}{locate(vars(owner)[name])}"
     return ""
-
-
-def is_from(packages: tuple[str, ...], owner: type, name: str) -> bool:
-    """Whether a class, and all that one of its attributes is made of, was written in one of these packages."""
-    attribute, key = vars(owner)[name], (packages, owner, name)
-    if "<locals>" in owner.__qualname__:  # a class that may be made at each call is not kept
-        return is_written_in(packages, attribute, owner.__module__)
-    if KNOWN.get(key) is not attribute and is_written_in(packages, attribute, owner.__module__):
-        KNOWN[key] = attribute
-    return KNOWN.get(key) is attribute
 
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
@@ -95,8 +83,64 @@ def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
     has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
     if is_known and (has_name or not (functions or isinstance(x, partial))):
         return ""
-    code = next((f" ({y.__code__.co_filename}:{y.__code__.co_firstlineno})" for y in functions), "")
-    return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{code}"
+    return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"
+
+
+def find_own(things: Sequence[Any], functions: Sequence[Any], packages: tuple[str, ...], *ours: Any) -> str:
+    """Say which method of some objects, that functions of a framework are or call, is somebody's own; else nothing.
+
+    Args:
+        things: The objects. Their classes may derive from the framework's.
+        functions: Those of the framework that an adapter goes around.
+        packages: The framework's.
+        ours: What runs in their place. Methods of these names it calls as well.
+    """
+    key = (packages, ours, *functions, *map(type, things))
+    names = NAMES.get(key)
+    if names is None:
+        called = {name for x in ours for y in list_functions(x) for name in list_names(y.__code__)}
+        reached = Reach(functions, [*map(type, things)], packages, LIBRARIES).names.keys()
+        names = NAMES[key] = ({*reached} | {y.__name__ for x in functions for y in list_functions(x)}) - called
+        NAMES.pop(next(iter(NAMES)) if len(NAMES) > 64 else None, None)
+    return next(filter(None, (describe_own(x, names, packages) for x in things)), "")
+
+
+def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
+    """What is said of a method of one of these names, or of an operator, that an object has and no library wrote."""
+    kind: Any = type(thing)
+    own = getattr(thing, "__dict__", {})
+    for name, x in ((name, own[name]) for name in own.keys() & names):
+        if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((__package__,), x):
+            return f"this {kind.__name__} has its own {name}{locate(x)}"
+    owners, bases = split_bases(kind, packages)
+    if owners and not bases:
+        return f"{kind.__name__} derives from no class of {packages[0]}"
+    for owner in owners:
+        for name, x in vars(owner).items():
+            is_read = name in names or name[:2] == "__"
+            if is_read and name not in UNREAD and owner is next(y for y in kind.__mro__ if name in vars(y)):
+                is_hidden = hasattr(x, "__set__") or any(hasattr(y, name) for y in bases)
+                if is_hidden and (callable(x) or hasattr(x, "__get__")):
+                    return f"{owner.__name__} has its own {name}{locate(x)}"
+    return ""
+
+
+@lru_cache(maxsize=256)
+def split_bases(kind: Any, packages: tuple[str, ...]) -> tuple[list[type], list[type]]:
+    """The classes that one derives from, in their order, `object` apart: those of users, and those of libraries."""
+    known = {*packages, *LIBRARIES}
+    bases = [x for x in kind.__mro__ if x is not object and x.__module__.partition(".")[0] in known]
+    return [x for x in kind.__mro__[:-1] if x not in bases], bases
+
+
+def list_stock(kind: type, name: str, packages: tuple[str, ...]) -> tuple[Any, ...]:
+    """What a framework's classes have of a name that a class derives from."""
+    return tuple(vars(x)[name] for x in kind.__mro__ if x.__module__.startswith(packages) and name in vars(x))
+
+
+def locate(x: Any) -> str:
+    """Where a function was written, in brackets; nothing if it is not in Python."""
+    return next((f" ({y.__code__.co_filename}:{y.__code__.co_firstlineno})" for y in list_functions(x)), "")
 
 
 def list_homes(attribute: Any) -> list[str]:

@@ -483,8 +483,8 @@ def double_values(model):
 
 STOCK_STEPS = {
     "switched off": ({}, lambda model: setattr(model, "acceleration", "off")),
-    "OwnMinibatches makes minibatches of its own": ({"rollout_buffer_class": OwnMinibatches}, None),
-    "MaskableActorCriticPolicy has methods": ({}, double_values),
+    "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, None),
+    "this MaskableActorCriticPolicy has its own evaluate_actions": ({}, double_values),
 }
 TASKS_OF_STOCK = [(task, reason) for task in ("pendulum", "a2c_pendulum") for reason in [*STOCK_STEPS][:2]]
 

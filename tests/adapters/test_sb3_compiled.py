@@ -112,19 +112,19 @@ class Hiding(FlattenExtractor):
 def double(thing, name):
     """Let an object have another method."""
     method = getattr(thing, name)
-    setattr(thing, name, lambda x: 2 * method(x))
+    setattr(thing, name, lambda *x: 2 * method(*x))
 
 
 REASONS = {
-    "has its own _make_step": lambda model: setattr(model, "_make_step", model._make_step),
+    "has its own _make_step": lambda model: double(model, "_make_step"),
     "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
     "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
     "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
     "extracts features": lambda model: setattr(model.policy, "features_extractor", torch.nn.Flatten()),
     "Hiding extracts features": lambda model: hide_from(model.policy, "pi_features_extractor"),
     "Hiding extracts": lambda model: hide_from(model.policy, "vf_features_extractor"),
-    "with its own forward": lambda model: double(model.policy.mlp_extractor, "forward_critic"),
-    "a module with its own forward": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
+    "has its own forward_critic": lambda model: double(model.policy.mlp_extractor, "forward_critic"),
+    "this MlpExtractor has its own forward ": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
     "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
 }
 

@@ -12,7 +12,7 @@ from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, release_optimizer
-from rl_triton_adapters._overrides import find_settings
+from rl_triton_adapters._overrides import find_own, find_settings
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
@@ -224,3 +224,58 @@ def test_graphs_are_released_before_their_group_ends(fails, tmp_path, monkeypatc
         distributed.destroy_process_group()
     assert not distributed.is_initialized() and was_captured and bool(captured) == fails
     assert distributed.destroy_process_group is stock
+
+
+class Kind:
+    scale = property(lambda self: 1.0)
+
+    def run(self):
+        return self.compute() * self.scale + max({}.values(), default=0.0)
+
+    def __call__(self):
+        return 1.0
+
+    def compute(self):
+        return 1.0
+
+    def unread(self):
+        return 2.0
+
+
+OWN = {
+    "run": (lambda self: 3.0, True),
+    "compute": (lambda self: 3.0, True),
+    "scale": (property(lambda self: 3.0), True),
+    "__call__": (lambda self: 4.0, True),
+    "unread": (lambda self: 3.0, False),
+    "further": (lambda self: 3.0, False),
+    "values": (lambda self: 3.0, False),
+    "__init__": (lambda self: None, False),
+    "__eq__": (lambda self, other: True, False),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_which_methods_of_a_users_class_are_gone_around(name):
+    own, counts = OWN[name]
+    thing = type("Own", (Kind,), {"__module__": "users", name: own, "__hash__": Kind.__hash__})()
+    found = find_own([Kind(), thing], [Kind.run], (__name__,))
+    where = f" ({__file__}:{own.__code__.co_firstlineno})" if name != "scale" else ""
+    assert found.startswith(f"Own has its own {name}{where}" if counts else "") and bool(found) == counts
+    assert not find_own([thing], [Kind.run], (__name__,), compute_and_scale) or name in ("run", "__call__")
+
+
+def compute_and_scale(thing):
+    return thing.compute() * thing.scale
+
+
+def test_which_methods_of_an_object_are_gone_around():
+    thing, other = Kind(), type("Other", (), {"__module__": "users"})()
+    thing.unread, thing.further = (lambda: 3.0), (lambda: 3.0)
+    assert not find_own([thing], [Kind.run], (__name__,))
+    thing.compute = lambda: 3.0
+    assert find_own([thing], [Kind.run], (__name__,)).startswith("this Kind has its own compute (")
+    assert not find_own([thing], [Kind.run], (__name__,), compute_and_scale)
+    thing.compute = find_own  # of ours, which stands there while it runs
+    assert not find_own([thing], [Kind.run], (__name__,))
+    assert find_own([other], [Kind.run], (__name__,)) == f"Other derives from no class of {__name__}"

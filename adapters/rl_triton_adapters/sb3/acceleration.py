@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rl_triton_adapters._optimizers import clip_gradients, fused
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_own, list_stock
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
@@ -43,7 +43,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     sde_devices: ClassVar[tuple[str, ...]] = DEVICES
     fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
     """The attributes of the rollout buffer that a step reads."""
-    buffer_classes: ClassVar[tuple[type, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
+    buffer_classes: ClassVar[tuple[Any, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
     """Whose minibatches are the rows of these attributes."""
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
@@ -94,13 +94,14 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def find_obstacle(self) -> str:
         """As for all algorithms; a buffer may make minibatches of its own, or rounding decide where an update stops."""
-        own, kl = f"{type(self.rollout_buffer).__name__} makes minibatches of its own", getattr(self, "target_kl", None)
-        return super().find_obstacle() or find_reason(
-            {
-                own: not has_plain_minibatches(self.rollout_buffer, self.buffer_classes),
-                f"a target_kl of {kl} is left to rounding": not (kl is None or kl > torch.finfo(torch.float32).eps),
-            }
-        )
+        buffer, kl = self.rollout_buffer, getattr(self, "target_kl", None)
+        is_own = getattr(type(buffer), "get", None) not in [x.get for x in self.buffer_classes]
+        reasons = {
+            f"{type(buffer).__name__} makes minibatches of its own": is_own,
+            f"a target_kl of {kl} is left to rounding": not (kl is None or kl > torch.finfo(torch.float32).eps),
+        }
+        stock = list_stock(type(buffer), "get", (*PACKAGES, "rl_triton_adapters"))
+        return super().find_obstacle() or find_reason(reasons) or find_own([buffer], stock, PACKAGES)
 
     def _forget_inputs(self) -> None:
         self._rollout = {}
@@ -292,11 +293,3 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         rows = packed.cpu()
         chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
         return chosen, rows[:, -2:-1], rows[:, -1]
-
-
-def has_plain_minibatches(buffer: Any, kinds: tuple[type, ...]) -> bool:
-    """Whether a buffer makes minibatches as one of these kinds does."""
-    names = ("get", "_get_samples", "swap_and_flatten", "to_torch")
-    return not find_override(buffer, names, (*PACKAGES, "rl_triton_adapters")) and any(
-        all(getattr(type(buffer), name) is getattr(kind, name) for name in names) for kind in kinds
-    )

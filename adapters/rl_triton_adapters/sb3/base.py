@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from rl_triton_adapters._overrides import find_override, find_replaced, list_modules
+from rl_triton_adapters._overrides import find_override, find_replaced, list_modules, list_stock
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
@@ -22,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
+HELD = (*PACKAGES, "torch.optim")
 REPLACED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 """Of a policy, the functions that were last put in the place of its methods."""
 
@@ -90,11 +91,12 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         """Which function that the stock update can call was replaced; while it learns, as asked every 256 steps."""
         moment = self.start_time, self.num_timesteps // 256
         if self._asked[0] != moment or not self.num_timesteps:
-            kinds = [x for x in type(self).__mro__ if x.__module__.startswith(PACKAGES) and "train" in vars(x)]
             modules = list_modules(vars(self)["policy"]) if "policy" in vars(self) else []
-            things = [self, *map(vars(self).get, ("rollout_buffer", "replay_buffer", "_logger")), *modules]
-            things += [vars(x).get(name) for x in modules for name in ("action_dist", "optimizer")]
-            self._asked = moment, find_replaced([vars(x)["train"] for x in kinds], things, PACKAGES)
+            things = [self, *modules]  # and what they hold of the framework
+            for x in things:
+                parts = (y for y in getattr(x, "__dict__", {}).values() if list_stock(type(y), "__module__", HELD))
+                things += [y for y in parts if all(y is not z for z in things)]
+            self._asked = moment, find_replaced(list_stock(type(self), "train", PACKAGES), things, PACKAGES)
         return self._asked[1]
 
     def _list_optimizers(self) -> list[Optimizer]:

@@ -16,7 +16,7 @@ from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
 from rl_triton_adapters.sb3.compiled import run_compiled
-from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_policy
+from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_actions
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import say
 
@@ -205,7 +205,7 @@ class TritonA2C(AcceleratedMixin, A2C):
     def _make_step(self, indices: torch.Tensor) -> torch.Tensor:
         """Update the policy with the rollout. Returns the parts of the loss, and whether it was refused."""
         batch = self._gather_minibatch(indices)
-        values, log_probs, entropy = evaluate_policy(
+        values, log_probs, entropy = evaluate_actions(
             self.policy, batch["observations"], batch["actions"], defers_checks=self._update.is_captured
         )
         advantages = batch["advantages"]

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_triton_adapters._overrides import find_override, has_hooks, list_modules
-from rl_triton_adapters.sb3.policies import FORWARDS, PACKAGES, find_head, list_sizes
+from rl_triton_adapters._overrides import find_override, find_own, has_hooks, list_modules
+from rl_triton_adapters.sb3.base import PACKAGES
+from rl_triton_adapters.sb3.policies import EXTRACTING, find_head, find_own_methods, list_sizes
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 from rl_triton_core.extending import say
@@ -15,16 +16,14 @@ from rl_triton_core.extending import say
 # isort: split
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 
-STEPS = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer")
-"""What an update goes around that is compiled."""
-
 
 def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
     """The compiled update of an algorithm, and why there is none."""
     policy, head = algorithm.policy, find_head(algorithm.policy)
-    modules = list_modules(policy)
     reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
-    reason = reason or find_override(algorithm, STEPS, ("rl_triton_adapters",)) or find_unknown(modules, head)
+    around = "_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer"  # of ours
+    reason = reason or find_override(algorithm, around, ("rl_triton_adapters",))
+    reason = reason or find_unknown(list_modules(policy), head)
     if reason:
         return None, reason
     extractor = policy.mlp_extractor
@@ -49,13 +48,13 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     if getattr(policy, "use_sde", False):
         return "exploration is state-dependent"
     if head is None:
-        return f"{name} has methods or a distribution of its own"
+        return find_own_methods(policy) or f"{name} has a distribution of its own"
     networks = getattr(policy, "mlp_extractor", nn.Identity())
     owned = [x for part in (networks, policy.action_net, policy.value_net) for x in list_modules(part)]
     known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}
     parameters = {id(x): x for x in list_own_parameters(modules)}
     is_stale = any(x.grad is not None and not x.requires_grad for x in parameters.values())
-    own = find_override(policy, ["extract_features"], PACKAGES) or find_reason(
+    reason = find_reason(
         {
             f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
             f"{extracting} extracts features": extracting,
@@ -63,10 +62,9 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
             f"parameters() of {name} leaves some out": parameters.keys() != set(map(id, policy.parameters())),
             "a frozen parameter has a gradient": is_stale,
             "a module has hooks": any(map(has_hooks, modules)),
-            f"{name} has a module with its own forward": any(FORWARDS & vars(x).keys() for x in modules[1:]),
         }
     )
-    return own or find_override(networks, FORWARDS, PACKAGES)
+    return reason or find_own(modules, [type(policy).extract_features, *EXTRACTING], PACKAGES)
 
 
 def list_own_parameters(modules: list[nn.Module]) -> list[Any]:

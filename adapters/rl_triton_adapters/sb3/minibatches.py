@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_own, list_stock
+from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.capture import is_input
 
 # isort: split
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.common.vec_env import VecNormalize
 
-METHODS = ("sample", "_get_samples", "to_torch")
-"""Of a replay buffer: with all of Stable-Baselines3's, minibatches are made where `device` says."""
-PACKAGES = ("stable_baselines3",)
 COPIED_BYTES = 2**26
 """So many are drawn before a gradient step is made with the first of them."""
 ALIGNMENT = 16
@@ -79,8 +76,7 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
             can be the inputs of a graph, too.
     """
     buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
-    is_own = find_override(buffer, METHODS, PACKAGES) or (env and find_override(env, vars(VecNormalize), PACKAGES))
-    if not packs or is_own:
+    if not packs or find_own([buffer, env], list_stock(type(buffer), "sample", PACKAGES), PACKAGES):
         for _ in range(count):
             samples = buffer.sample(size, env=env)
             yield None, [pick_inputs(samples) if packs else samples]

@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from rl_triton_adapters._overrides import find_override, list_modules
-
-PACKAGES = ("stable_baselines3", "sb3_contrib", "torch")
+from rl_triton_adapters._overrides import find_own, list_modules, list_stock
+from rl_triton_adapters.sb3.base import PACKAGES
 
 
 class TrainingModes:
@@ -48,8 +46,8 @@ class TrainingModes:
     def call_method(self, mode: bool) -> None:
         """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""
         method = type(self.policy).set_training_mode
-        names = ("set_training_mode", "train")  # the policy itself may have ours
-        if any(isinstance(x, torch.jit.ScriptModule) or find_override(type(x), names, PACKAGES) for x in self.modules):
+        stock = [*list_stock(type(self.policy), "set_training_mode", PACKAGES), nn.Module.train]
+        if find_own(self.modules, stock, PACKAGES):
             method(self.policy, mode)
             return
         flags = [(x.__dict__, x.training) for x in self.modules]

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._branches import Fork, Writes, branch_networks
 from rl_triton_adapters._optimizers import fused
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters._overrides import find_override, find_own
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
@@ -103,7 +103,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         step.resume()
         with fused(optimizers if step.reason else ()):
             self._make_steps(step, gradient_steps, batch_size)
-        if not (self._is_learning and self._can_act) or find_override(self._logger, ["record"], PACKAGES):
+        if not (self._is_learning and self._can_act) or find_own([self._logger], [Logger.record], PACKAGES):
             self._finish_update()
 
     def _make_steps(self, step: CapturedStep, count: int, size: int) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rl_triton_adapters._overrides import apply_modules, find_override, has_hooks
+from rl_triton_adapters._overrides import apply_modules, find_own, has_hooks, list_stock
+from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.updates import DeferredChecks, replace_nan
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
@@ -29,26 +30,22 @@ HEADS = {
     "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
 }
 """Distributions of actions whose equations are known, by the names of their classes."""
-PACKAGES = ("stable_baselines3.common", "sb3_contrib.common.maskable")
-"""Where the methods are written that `apply_networks` and others here go around."""
-METHODS = ("evaluate_actions", "_get_action_dist_from_latent")
-DISTRIBUTION_METHODS = ("proba_distribution", "get_actions", "sample", "mode", "log_prob", "entropy", "apply_masking")
-FORWARDS = {"forward", "forward_actor", "forward_critic"}
-"""What a policy calls of its networks."""
+EXTRACTING = (MlpExtractor.forward,)
 MASKED_LOGIT = -1e8
 """Logit of an action that is masked out, as in sb3-contrib."""
 
 
 def find_head(policy: Any) -> str | None:
     """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
-    distribution: Any = getattr(policy, "action_dist", None)
-    kind = type(distribution)
-    is_changed = (
-        find_override(policy, METHODS, PACKAGES)
-        or find_override(type(policy), ["forward"], PACKAGES)  # ours is on the policy itself
-        or find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
-    )
-    return None if is_changed else HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
+    kind = type(getattr(policy, "action_dist", None))
+    head = HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
+    return None if head is None or find_own_methods(policy) else head
+
+
+def find_own_methods(policy: Any) -> str:
+    """Which method of a policy or its distribution is a user's, of those that `apply_networks` and others go around."""
+    stock = [x for name in ("forward", "evaluate_actions") for x in list_stock(type(policy), name, PACKAGES)]
+    return find_own([policy, getattr(policy, "action_dist", None)], stock, PACKAGES, apply_networks)
 
 
 def list_sizes(distribution: Any) -> list[int]:
@@ -62,7 +59,7 @@ def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     features = policy.extract_features(observations)
     networks, is_learning = policy.mlp_extractor, torch.is_grad_enabled()
     is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not is_learning
-    if is_plain and not find_override(networks, FORWARDS, PACKAGES):
+    if is_plain and not find_own([networks], EXTRACTING, PACKAGES):
         pair = (features, features) if policy.share_features_extractor else features
         latent_pi = apply_modules([networks.policy_net], pair[0])
         latent_vf = apply_modules([networks.value_net], pair[1])
@@ -203,35 +200,6 @@ def evaluate_actions(
     with kept_distribution(policy), DeferredChecks() as checks:
         values, log_probs, entropy = policy.evaluate_actions(observations, actions, *masks)
     return values, checks.mark_refused(log_probs), entropy
-
-
-def evaluate_policy(
-    policy: Any, observations: Any, actions: Tensor, *, defers_checks: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return what `evaluate_actions` does, from the networks' outputs where the distribution is known.
-
-    Log-probabilities are NaN where the policy's method raises an error, unless this does. Of a policy that takes masks,
-    all actions are allowed.
-    """
-    head = find_head(policy)
-    if head is None:
-        return evaluate_actions(policy, observations, actions, defers_checks=defers_checks)
-    inputs, values = apply_networks(policy, observations)
-    if head == "gaussian":
-        std = torch.ones_like(inputs) * policy.log_std.exp()
-        entropy = (0.5 + 0.5 * log(2 * pi) + std.log()).sum(dim=1)
-        return values, compute_gaussian_log_probs(actions, inputs, std), entropy
-    if head == "bernoulli":
-        entropy = -compute_bernoulli_log_probs(torch.sigmoid(inputs), inputs)
-        return values, compute_bernoulli_log_probs(actions, mark_others(inputs, actions)), entropy
-    heads = torch.split(inputs, list_sizes(policy.action_dist), dim=1)
-    log_probs, entropies = [], []
-    for logits, action in zip(heads, torch.split(actions.long().view(len(inputs), -1), 1, dim=1), strict=True):
-        everything = torch.log_softmax(logits, dim=1)
-        log_probs.append(everything.gather(1, action))
-        finite = everything.clamp(min=torch.finfo(everything.dtype).min)  # a logit may be -inf
-        entropies.append(-(everything.exp() * finite).sum(dim=1, keepdim=True))
-    return values, torch.cat(log_probs, dim=1).sum(dim=1), torch.cat(entropies, dim=1).sum(dim=1)
 
 
 def compute_loss(

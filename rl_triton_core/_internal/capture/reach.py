@@ -8,6 +8,7 @@ from typing import Any
 
 FOLLOWED = ("torch.distributions", "torch.nn", "torch.optim")
 """Whose functions are looked into as the framework's are: those in Python that call others by their names."""
+CONSTRUCTORS = ("__init__", "__new__")
 HEAP = 1 << 9  # the flag of classes whose attributes can be set
 
 
@@ -29,7 +30,8 @@ class Reach:
         self.followed, self.known = tuple(f"{x}." for x in (*packages, *FOLLOWED)), {*packages, *libraries}
         self.places: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # names, dictionaries, what counts of these
         self.kinds: dict[type, Any] = {}
-        self.names = {"forward": None}
+        self.made: set[type] = set()  # those of which code can make objects
+        self.names = {"forward": None}  # that code reads
         self.waiting = [y for x in functions for y in list_functions(x)]
         self.seen = {*self.waiting}
         self.add_kinds(kinds)
@@ -38,11 +40,12 @@ class Reach:
                 self.look_into(function)
             self.waiting.clear()
             for kind, own in [*self.kinds.items()]:
-                self.add(kind.__name__, own, [x for x in own if x in self.names or x[:2] == "__"])  # calls, operators
+                read = [x for x in own if x in self.names or x[:2] == "__"]  # calls, operators
+                self.add(kind.__name__, own, [x for x in read if kind in self.made or x not in CONSTRUCTORS])
         rows = [(own, place) for _, place, own in self.places.values() if own]
         self.getters = [(itemgetter(*own, next(iter(own))), place) for own, place in rows]  # of one, a tuple, too
         self.found = self.read()
-        del self.kinds, self.names, self.seen
+        del self.kinds, self.made, self.seen
 
     def read(self) -> tuple[list[Any], list[int]]:
         """What is there, and how many attributes each class and module has."""
@@ -63,13 +66,15 @@ class Reach:
             mine = [x for x in names if x in scope]
             modules = [vars(scope[x]) for x in mine if isinstance(scope[x], ModuleType)]
             scopes += [x for x in modules if all(x is not known for known in scopes)]
-            self.add_kinds(scope[x] for x in mine if isinstance(scope[x], type))
+            self.made |= self.add_kinds(scope[x] for x in mine if isinstance(scope[x], type))
             self.add(scope["__name__"], scope, mine)
 
-    def add_kinds(self, kinds: Iterable[type]) -> None:
-        """Note classes of libraries, and those that they derive from."""
+    def add_kinds(self, kinds: Iterable[type]) -> Any:
+        """Note classes of libraries, and those that they derive from; return these."""
         bases = [y for x in kinds for y in (*x.__mro__, *type.mro(type(x))) if y.__flags__ & HEAP]
-        self.kinds |= {x: vars(x) for x in bases if str(x.__module__).partition(".")[0] in self.known}
+        found = {x: vars(x) for x in bases if str(x.__module__).partition(".")[0] in self.known}
+        self.kinds |= found
+        return found.keys()
 
     def add(self, name: str, place: Any, keys: Iterable[str]) -> None:
         """Note what is looked up there, and follow functions of the framework."""

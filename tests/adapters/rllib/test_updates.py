@@ -136,7 +136,7 @@ def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update(
     counts = []
     for _ in range(3):
         update_learner(make_config("several categorical"), "several categorical", 1, learner)
-        counts.append((len(_overrides.KNOWN), len(made)))
+        counts.append((len(_overrides.NAMES), len(made)))
     assert counts[2][0] == counts[1][0] and counts[2][1] - counts[1][1] <= 12
 
 

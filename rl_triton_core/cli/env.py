@@ -24,7 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> Report:
     """Collect what a bug report needs."""
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    backends = {device: describe_backends(device) for device in devices}
+    backends: dict[str, dict[str, str]] = {}
+    for device in devices:
+        reasons = {name: why_unavailable(name, torch.device(device)) for name in BACKENDS}
+        backends[device] = {name: f"not available: {x}" if x else "available" for name, x in reasons.items()}
     sections: dict[str, dict[str, str]] = {
         "system": system_info(),
         "caches": {name: x.problem or f"{x.path}, writable" for name, x in find_caches().items()},
@@ -39,12 +42,6 @@ def run(options: argparse.Namespace) -> Report:
     rows = [(device, name, state) for device, states in backends.items() for name, state in states.items()]
     tables.insert(1, Table("Backends", ("device", "backend", "state"), rows))
     return Report({**sections, "backends": backends}, tables)
-
-
-def describe_backends(device: str) -> dict[str, str]:
-    """Say of each backend whether it runs on a device, or why not."""
-    reasons = {name: why_unavailable(name, torch.device(device)) for name in BACKENDS}
-    return {name: f"not available: {reason}" if reason else "available" for name, reason in reasons.items()}
 
 
 def describe_threads() -> dict[str, str]:

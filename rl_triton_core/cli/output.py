@@ -34,25 +34,20 @@ class Report(NamedTuple):
 
 
 def print_report(report: Report, as_json: bool) -> None:
-    """Print a report on standard output."""
+    """Print a report on standard output: text as it is, and tables with their columns aligned."""
     if as_json:
         print(json.dumps(report.data, indent=2))
         return
     for part in report.parts:
-        print_part(part)
-
-
-def print_part(part: Table | str) -> None:
-    """Print text as it is, and a table with its columns aligned."""
-    if isinstance(part, str):
-        print(part)
-        return
-    rows = [part.columns, *part.rows] if part.columns else part.rows
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    if part.title:
-        print(f"\n{part.title}")
-    for row in rows:
-        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+        if isinstance(part, str):
+            print(part)
+            continue
+        rows = [part.columns, *part.rows] if part.columns else part.rows
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        if part.title:
+            print(f"\n{part.title}")
+        for row in rows:
+            print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def track_progress(items: Iterable[T], description: str, total: int) -> Iterator[T]:

@@ -124,7 +124,7 @@ def fast_path_status() -> FastPathStatus:
         that is so; the number of shapes of each function whose calls take it.
     """
     with LOCK:
-        shapes = {memory.name: memory.count_shapes() for memory in MEMORIES}
+        shapes = {x.name: sum(len(form.calls) for forms in x.forms.values() for form in forms) for x in MEMORIES}
     try:
         enabled = is_switched_on()
     except ValueError as error:  # which every call raises
@@ -264,10 +264,6 @@ class Memory:
                 del self.forms[next(iter(self.forms))]
             self.forms[key] = (form, *forms[: MAX_CALLS_PER_SHAPE - 1])
         (same or [form])[0].add(values, planned)
-
-    def count_shapes(self) -> int:
-        """The number of shapes whose calls are planned."""
-        return sum(len(form.calls) for forms in self.forms.values() for form in forms)
 
 
 def remember(known: set[int], signature: int) -> None:

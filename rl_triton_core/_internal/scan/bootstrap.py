@@ -43,11 +43,6 @@ def check_continuation(
         return scatter_final_values(bootstrap, mask, layout, precision)
     if isinstance(bootstrap, torch.Tensor):
         return check_bootstrap_tensor(bootstrap, truncated, layout)
-    return check_bootstrap_number(bootstrap)
-
-
-def check_bootstrap_number(bootstrap: Any) -> float:
-    """Check one bootstrap value for all."""
     if isinstance(bootstrap, bool) or not isinstance(bootstrap, Real):
         raise TypeError(
             f"bootstrap_values: got {type(bootstrap).__name__}, expected a float, a torch.Tensor or FinalValues"

@@ -126,7 +126,9 @@ class Call:
     def __init__(self, problem: Problem, results: Sequence[torch.Tensor | None]) -> None:
         """Collect them."""
         self.problem = problem
-        self.is_serial = has_serial_layout(problem, next(x for x in results if x is not None))
+        _, step, lane = problem.find_strides(next(x for x in results if x is not None).stride())
+        are_few = problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE
+        self.is_serial = are_few or step <= lane  # further from each other than steps are
         self.is_contiguous = not self.is_serial
         self.tensors: list[torch.Tensor] = []
         self.words: list[int] = []
@@ -138,6 +140,7 @@ class Call:
         """Those in which flags are read as they are; so that few variants arise."""
         self.real_dtypes = (problem.dtype,)
         add_value, add_number, add_flags = self.add_value, self.add_number, self.add_flags
+        offsets = problem.cu_seqlens  # found by lane
         kinds = Arguments(
             inputs=tuple(map(add_value, problem.inputs)),
             next_values=add_value(problem.next_values),
@@ -153,7 +156,7 @@ class Call:
             previous_done=add_flags(problem.previous_done),
             starts_at=add_number(problem.starts_at, torch.bool),
             outputs=tuple(map(add_value, results)),
-            offsets=self.add_offsets(problem.cu_seqlens),
+            offsets=None if offsets is None else self.add_tensor(offsets.to(torch.int64), lambda own: (0, 0, *own)),
             zero=add_value(0.0),
             zeros=tuple([add_value(0.0) for _ in range(problem.recurrence.num_lookahead)]),
             steps=add_number(problem.shape[1], torch.int64),
@@ -174,13 +177,10 @@ class Call:
 
     def add_stream(self, x: torch.Tensor, dtypes: tuple[torch.dtype, ...]) -> Kind:
         """Add a tensor in one of these dtypes, whose elements are found by group, step and lane."""
-        if not self.is_serial and x.stride(self.problem.time_dim) == 0:
-            x = make_lanes_contiguous(x, self.problem.time_dim)
+        dim = self.problem.time_dim
+        if not self.is_serial and x.stride(dim) == 0:  # constant in time: lanes side by side
+            x = x.select(dim, 0).contiguous().unsqueeze(dim).expand_as(x)
         return self.add_tensor(x if x.dtype in dtypes else x.to(dtypes[0]), self.problem.find_strides)
-
-    def add_offsets(self, offsets: Stream) -> Kind | None:
-        """Add where sequences start, which is found by lane."""
-        return None if offsets is None else self.add_tensor(offsets.to(torch.int64), lambda own: (0, 0, *own))
 
     def add_tensor(self, x: torch.Tensor, strides: Any) -> Kind:
         """Add a tensor that has the strides that a function tells."""
@@ -199,17 +199,6 @@ class Call:
         else:
             self.words.append(int(x))
         return NUMBER_KINDS[dtype]
-
-
-def has_serial_layout(problem: Problem, out: torch.Tensor) -> bool:
-    """Whether lanes are few, or further from each other than steps are."""
-    _, step, lane = problem.find_strides(out.stride())
-    return problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE or step <= lane
-
-
-def make_lanes_contiguous(x: torch.Tensor, time_dim: int) -> torch.Tensor:
-    """A tensor that is constant in time, with lanes side by side."""
-    return x.select(time_dim, 0).contiguous().unsqueeze(time_dim).expand_as(x)
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------

@@ -63,22 +63,14 @@ class Problem:
     def __post_init__(self) -> None:
         """Derive the decay, the shape and the dtype."""
         self.decay = self.lambda_ if is_stream(self.gamma) else self.gamma * self.lambda_
-        self.shape = self.find_shape()
-        self.dtype = self.find_dtype()
-
-    def find_shape(self) -> tuple[int, int, int]:
-        """See `shape`."""
         if self.cu_seqlens is not None:
-            return 1, self.like.shape[0], self.cu_seqlens.shape[0] - 1
-        envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
-        return (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
-
-    def find_dtype(self) -> torch.dtype:
-        """See `dtype`."""
-        if not self.like.dtype.is_floating_point:
-            return torch.int64
+            self.shape = 1, self.like.shape[0], self.cu_seqlens.shape[0] - 1
+        else:
+            envs, steps = self.like.shape[1 - self.time_dim], self.like.shape[self.time_dim]
+            self.shape = (1, steps, envs) if self.like.ndim == 2 else (envs, steps, self.like.shape[2])
         streams = (*self.inputs, self.gamma, self.bootstrap, *self.ahead, self.initial)
-        return find_precision(filter(is_stream, streams))
+        is_real = self.like.dtype.is_floating_point
+        self.dtype = find_precision(filter(is_stream, streams)) if is_real else torch.int64
 
     @property
     def ahead(self) -> tuple[Stream, ...]:

@@ -77,7 +77,15 @@ def from_gymnasium_same_step(
     layout = check_flag_layout("terminated", terminated, time_dim)
     check.check_per_step("truncated", truncated, layout, FLAG_DTYPES)
     cut, edge = truncated.bool(), check_per_env("next_value", next_value, layout)
-    check_final_values(final_values, layout)
+    given: Any = final_values
+    if isinstance(given, torch.Tensor):
+        check.check_per_step("final_values", given, layout)
+    elif not isinstance(given, FinalValues):
+        got = type(given).__name__
+        raise TypeError(f"final_values: got {got}, expected a torch.Tensor or FinalValues")
+    elif given.last_value is not None:
+        got = check.describe_type(given.last_value)
+        raise ValueError(f"final_values.last_value: got {got}, expected None, since next_value is the last value")
     return Boundaries(terminated.bool(), cut, merge_cut_values(final_values, cut, edge, layout), None, time_dim)
 
 
@@ -157,17 +165,6 @@ def check_per_env(
     flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
     check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout.device)
     return flat
-
-
-def check_final_values(final: Any, layout: RolloutLayout) -> None:
-    """Check values of final observations: per step, or sparse ones that leave the rollout's end open."""
-    if not isinstance(final, (FinalValues, torch.Tensor)):
-        raise TypeError(f"final_values: got {type(final).__name__}, expected a torch.Tensor or FinalValues")
-    if isinstance(final, torch.Tensor):
-        check.check_per_step("final_values", final, layout)
-    elif final.last_value is not None:
-        got = check.describe_type(final.last_value)
-        raise ValueError(f"final_values.last_value: got {got}, expected None, since next_value is the last value")
 
 
 def merge_cut_values(

@@ -309,19 +309,12 @@ def solve_forward(
     )
     if not return_state:
         return traces
-    start = build_start_state(value, done, traces, layout)
-    ends = [] if starts_at else [flag for flag in flags.values() if flag is not None]
-    return traces, build_final_state(traces, ends, mask, skip, layout, start)
-
-
-def build_start_state(
-    value: torch.Tensor | None, done: torch.Tensor | None, traces: torch.Tensor, layout: RolloutLayout
-) -> ScanState:
-    """The state before the rollout: the one that was given, or zero."""
-    if value is None or done is None:
+    if value is None or done is None:  # the state before the rollout is zero
         value = traces.new_zeros((layout.num_envs, *traces.shape[len(layout.shape) :]))
         done = torch.zeros(layout.num_envs, dtype=torch.bool, device=traces.device)
-    return ScanState(value.to(traces.dtype), done.ne(0))
+    start = ScanState(value.to(traces.dtype), done.ne(0))
+    ends = [] if starts_at else [flag for flag in flags.values() if flag is not None]
+    return traces, build_final_state(traces, ends, mask, skip, layout, start)
 
 
 def build_final_state(

@@ -126,13 +126,6 @@ def test_a_state_is_not_rounded_to_half_precision(target, estimator, dtype):
     assert_streams(make_streaming_case(estimator), target, [5, 11], How(dtype=dtype))
 
 
-@FORWARD_ONES
-def test_a_long_stream(target, estimator):
-    """Some windows, each of which begins where an episode may or may not have ended."""
-    size, number = (4, 4) if target.interpreted else (30, 10)
-    assert_streams(make_streaming_case(estimator, size * number), target, range(size, size * number, size))
-
-
 @pytest.mark.parametrize("valid", [1.0, 0.8])
 @FORWARD_ONES
 def test_one_out_for_every_window(target, estimator, valid):

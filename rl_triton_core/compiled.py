@@ -21,7 +21,14 @@ from rl_triton_core._internal.capture.key import list_hooks, name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import Layer, Unsupported, check_parameters, list_layers, make_layer_table
+from rl_triton_core._internal.mlp.networks import (
+    Layer,
+    Unsupported,
+    check_parameters,
+    count_spare_rows,
+    list_layers,
+    make_layer_table,
+)
 from rl_triton_core._internal.mlp.optimizers import Learning, ParameterTables, describe_learning, list_kept
 
 __all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
@@ -293,7 +300,8 @@ class Tables:
         """Make the tables that have addresses."""
         rows = self.num_features + 3 * sum(len(x.linear.weight) for x in self.layers)
         rows += serial.FIRST_SUM + serial.NUM_SUMS * len(self.nvec) + self.num_actions + self.num_old_outputs
-        self.scratch = torch.empty(rows, serial.TILE, dtype=torch.float32, device="cpu")
+        spare = count_spare_rows(self.layers)
+        self.scratch = torch.zeros(rows + spare, serial.TILE, dtype=torch.float32, device="cpu")
         widths, functions = np.array(self.nvec), find_functions(loss)
         start = self.scratch.data_ptr()
         table, kinks, free = make_layer_table(self.layers, self.facts.parameters, start, self.num_features)
@@ -302,7 +310,8 @@ class Tables:
         shared = len(self.facts.parameters) - 1 if self.is_shared else -1
         places = functions.ctypes.data, table.ctypes.data, len(self.layers), kinks.ctypes.data, own.ctypes.data
         heads = widths.ctypes.data, len(self.nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
-        return (*places, *heads, *self.ends, shared), len(self.facts.parameters), settings.ctypes.data
+        ends = *self.ends, shared, start + rows * serial.ROW
+        return (*places, *heads, *ends), len(self.facts.parameters), settings.ctypes.data
 
     def view_rollout(
         self, rollout: Rollout, has_clip: bool, has_old_values: bool, has_kl: bool

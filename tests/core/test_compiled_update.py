@@ -1,10 +1,12 @@
 """Compiled updates of perceptrons against PyTorch's own: autograd, distributions, clipping and optimizers."""
 
 import copy
+import gc
 import os
 import re
 import signal
 import threading
+import weakref
 from functools import partial
 from itertools import pairwise
 
@@ -195,6 +197,7 @@ SHAPES = {
     "no bias": {"bias": False},
     "a trunk": {"trunk": True, "sizes": (7,)},
     "layers of many sizes": {"sizes": (1, 9, 4, 5)},
+    "blocks of all kinds": {"sizes": (71, 130, 21)},
 }
 
 
@@ -276,7 +279,7 @@ OBSTACLES = {
     "torch.float64": lambda agent: agent.critic.double(),
     "not contiguous": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(3, 8).T),
     "is used twice": lambda agent: setattr(agent.critic[0][0], "weight", agent.actor[0].weight),
-    "a layer has 102720 weights": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(320, 321)),
+    "a layer has 128400 weights": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(400, 321)),
     "weight of shape .7, 3. does not fit": lambda agent: setattr(agent.actor[0].weight, "data", torch.zeros(7, 3)),
     "weight of shape .6, 9. does not fit": lambda agent: setattr(agent.actor[2].weight, "data", torch.zeros(6, 9)),
     "weight of shape .8, 3. does not fit its bias": lambda agent: setattr(agent.actor[0].bias, "data", torch.ones(1)),
@@ -476,6 +479,17 @@ def test_heads_and_deviations_are_checked():
     ):
         with pytest.raises(ValueError, match=f"{name}: got"):
             CompiledUpdate(agent.actor, agent.critic, Adam(agent.parameters()), **options)
+
+
+def test_an_optimizer_that_is_forgotten_is_freed():
+    agent, rollout = Agent(), make_rollout()
+    optimizer = Adam(agent.parameters())
+    for _ in range(2):
+        agent.compiled(optimizer).run(rollout, draw_orders(NUM_SAMPLES, 1), 16, **PPO)
+    kept = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert kept() is None
 
 
 def make_task():

@@ -31,10 +31,10 @@ from rl_triton_core._internal.loss.equations import (
 from rl_triton_core._internal.mlp import memory, serial
 
 INLINED = (
-    *("add", "get", "load_four", "add_four", "choose_action", "find_memory", "load_setting", "tanh"),
+    *("add", "get", "choose_action", "find_memory", "load_setting", "tanh"),
     *("find_actions", "find_log_std", "load_sums", "load_kl_sums"),
 )
-CALLED = ("add_product", "add_dots", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
+CALLED = ("add_product", "add_gradient", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
 REAL = np.float32
@@ -97,7 +97,7 @@ def compile_epoch() -> Any:
 
     arrays = [array(real, ndim) for ndim in (2, 2, 1, 1, 1, 1, 2)]
     rollout = numba.types.Tuple([*arrays, array(numba.boolean, 2)])
-    tables = numba.types.UniTuple(integer, 13)
+    tables = numba.types.UniTuple(integer, 14)
     indices, written = [array(integer, 1)] * 2, [array(wide, ndim, True) for ndim in (1, 2)]
     signature = integer(tables, *[integer] * 3, rollout, *indices, *written)
     return compile_kernel(serial.run_epoch, signature, REAL, compile_helpers(Loss()), SOURCE)

@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from rl_triton_core._internal.mlp import serial
+from rl_triton_core._internal.mlp.memory import WIDTH
 
-MAX_WEIGHTS = 320 * 320
+MAX_WEIGHTS = 400 * 320
 """Of a layer: with more, loops take longer than PyTorch (`python -m benchmarks FOLDER perceptrons`)."""
 
 
@@ -98,6 +99,11 @@ def check_parameters(layers: list[Layer], parameters: list[Any]) -> None:
 def is_plain_tensor(x: torch.Tensor) -> bool:
     """Whether compiled code can read and write a tensor in place."""
     return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
+
+
+def count_spare_rows(layers: list[Layer]) -> int:
+    """How many rows of scratch memory a layer's gradient takes."""
+    return WIDTH + max([x.linear.weight.shape[1] for x in layers], default=0) + 1
 
 
 def make_layer_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import proxy
 
 import numpy as np
 import torch
@@ -105,10 +106,12 @@ class ParameterTables:
     """Parameters, their states and settings as tables; raises `Unsupported` if compiled code cannot update a state."""
 
     def __init__(
-        self, optimizer: Optimizer, parameters: list[Tensor], learning: list[Learning], kept: list[list[Any]]
+        self, optimizer: Optimizer | None, parameters: list[Tensor], learning: list[Learning], kept: list[list[Any]]
     ) -> None:
-        self.optimizer, self.parameters, self.learning, self.kept = optimizer, parameters, learning, kept
-        self.rule = find_rule(optimizer)
+        self.parameters, self.learning, self.kept = parameters, learning, kept
+        if optimizer is not None:
+            self.optimizer: Any = proxy(optimizer)  # with which tables are kept as long as it is there
+            self.rule, self.name = find_rule(optimizer), type(optimizer).__name__
         self.has_new_states = False
         self.memory: list[Any] = []
         """What has the addresses in the tables, whatever becomes of the tensors."""
@@ -118,7 +121,7 @@ class ParameterTables:
 
     def check_states(self, shape: torch.Size, count: Any, *states: Any) -> None:
         """Raise `Unsupported` unless there is all of a state, where its addresses are to be."""
-        name, tensors = type(self.optimizer).__name__, [x for x in states if x is not None]
+        name, tensors = self.name, [x for x in states if x is not None]
         if self.rule == serial.ADAM and not isinstance(count, Tensor):
             raise Unsupported(f"{name} counts steps in numbers of Python")
         if self.rule != serial.SGD and (count is None or len(tensors) < len(states)):
@@ -169,16 +172,17 @@ class ParameterTables:
     def renew_gradients(self) -> None:
         """Make room for the gradients of the last step of an epoch, which are left to others."""
         pairs = zip(self.parameters, self.learning, strict=True)
-        self.gradients = [torch.empty_like(x.detach()) if learning.settings else None for x, learning in pairs]
+        self.gradients = [torch.empty_like(x) if learning.settings else None for x, learning in pairs]
         self.table[:, serial.LAST_GRADIENT] = [0 if x is None else x.data_ptr() for x in self.gradients]
 
     def leave_steps(self, count: int) -> None:
         """Leave what PyTorch would after so many steps: counts in Python's numbers, and the gradients of the last."""
-        for x, kept in zip(self.parameters, self.kept, strict=True):
+        for x, kept in zip(self.parameters, self.kept if self.rule != serial.ADAM else (), strict=False):
             state = self.optimizer.state.get(x, {}) if kept else {}
             if isinstance(state.get("step"), int):
                 state["step"] += count
-        for x in (x for group in self.optimizer.param_groups for x in group["params"]):
-            x.grad = None  # also of those that are not the networks'
+        known = {id(x) for x in self.parameters}
+        for x in (x for group in self.optimizer.param_groups for x in group["params"] if id(x) not in known):
+            x.grad = None
         for x, gradient in zip(self.parameters, self.gradients, strict=True):
             x.grad = gradient

@@ -13,7 +13,20 @@ import numpy as np
 
 from rl_triton_core._internal.equations.compile import unbound
 from rl_triton_core._internal.loss.equations import Coefficients
-from rl_triton_core._internal.mlp.memory import call, load, load_double, load_integer, store
+from rl_triton_core._internal.mlp.memory import (
+    MOST,
+    WIDTH,
+    call,
+    large_block,
+    load,
+    load_double,
+    load_integer,
+    long_row,
+    narrow_block,
+    short_row,
+    small_block,
+    store,
+)
 
 TILE = 128
 """Samples of a tile."""
@@ -29,7 +42,7 @@ RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9
 """Of a parameter: the settings of its optimizer."""
 SETTINGS = 9
 """Columns of a table of settings."""
-PRODUCT, DOTS, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
+PRODUCT, OUTER, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
 """Addresses of functions."""
 ADAM, RMSPROP, RMSPROP_TF, SGD = range(4)
 TANH, RELU, ELU, SILU, GELU, IDENTITY = range(6)
@@ -66,17 +79,9 @@ def add(x, i, number):
     store(x, i, load(x, i) + number)
 
 
-def add_four(x, i, s0, s1, s2, s3):
-    """Add four numbers to neighbours."""
-    add(x, i, s0)
-    add(x, i + 1, s1)
-    add(x, i + 2, s2)
-    add(x, i + 3, s3)
-
-
-def load_four(x, i, stride):
-    """Four numbers at equal distances."""
-    return load(x, i), load(x, i + stride), load(x, i + 2 * stride), load(x, i + 3 * stride)
+def round_up(size):
+    """The numbers of whole vectors."""
+    return WIDTH * ((size + WIDTH - 1) // WIDTH)
 
 
 def fill(x, size, number):
@@ -88,12 +93,6 @@ def fill(x, size, number):
 # -- products ----------------------------------------------------------------------------------------------------------
 
 
-def add_multiple(factor, x, y, size):
-    """Add a multiple of a row to another."""
-    for j in range(size):
-        store(y, j, load(y, j) + factor * load(x, j))
-
-
 def dot(x, y, size):
     """The sum of products."""
     total = 0.0
@@ -102,55 +101,43 @@ def dot(x, y, size):
     return total
 
 
-def add_product(a, row, column, b, c, m, n, size):
-    """Add a·b to c, [m, n]·[n, size]: four rows and four columns of a, which has these strides, at a time."""
-    for i in range(0, m - 3, 4):
-        c0, c1, c2, c3 = c + i * ROW, c + (i + 1) * ROW, c + (i + 2) * ROW, c + (i + 3) * ROW
-        for k in range(0, n - 3, 4):
-            b0, b1, b2, b3 = b + k * ROW, b + (k + 1) * ROW, b + (k + 2) * ROW, b + (k + 3) * ROW
-            a00, a01, a02, a03 = load_four(a, i * row + k * column, column)
-            a10, a11, a12, a13 = load_four(a, (i + 1) * row + k * column, column)
-            a20, a21, a22, a23 = load_four(a, (i + 2) * row + k * column, column)
-            a30, a31, a32, a33 = load_four(a, (i + 3) * row + k * column, column)
-            for j in range(size):
-                x0, x1, x2, x3 = load(b0, j), load(b1, j), load(b2, j), load(b3, j)
-                store(c0, j, load(c0, j) + (a00 * x0 + a01 * x1 + a02 * x2 + a03 * x3))
-                store(c1, j, load(c1, j) + (a10 * x0 + a11 * x1 + a12 * x2 + a13 * x3))
-                store(c2, j, load(c2, j) + (a20 * x0 + a21 * x1 + a22 * x2 + a23 * x3))
-                store(c3, j, load(c3, j) + (a30 * x0 + a31 * x1 + a32 * x2 + a33 * x3))
-        for r in range(i, i + 4):
-            for k in range(n - n % 4, n):
-                add_multiple(load(a, r * row + k * column), b + k * ROW, c + r * ROW, size)
-    for r in range(m - m % 4, m):
-        for k in range(n):
-            add_multiple(load(a, r * row + k * column), b + k * ROW, c + r * ROW, size)
+def add_product(a, row, column, b, b_stride, c, c_stride, m, n, columns, spare):
+    """Add a·b to c, [m, n]·[n, columns]; strides are those of a's numbers, and of rows in bytes.
+
+    There is spare memory for four vectors: of c, nothing is touched behind its columns.
+    """
+    for i in range(0, m, 4):
+        is_whole, j = m - i >= 4, np.int64(0)
+        while columns - j >= WIDTH:
+            left, x, y, z = columns - j, a + 4 * i * row, b + 4 * j, c + i * c_stride + 4 * j
+            vectors = MOST if left >= MOST * WIDTH else (2 if left >= 2 * WIDTH and is_whole else 1)
+            if is_whole and vectors == MOST:
+                large_block(x, row, column, y, b_stride, z, c_stride, n)
+            elif is_whole and vectors == 2:
+                small_block(x, row, column, y, b_stride, z, c_stride, n)
+            elif is_whole:
+                narrow_block(x, row, column, y, b_stride, z, c_stride, n)
+            for r in range(0 if is_whole else m - i):
+                if vectors == MOST:
+                    long_row(x + 4 * r * row, row, column, y, b_stride, z + r * c_stride, c_stride, n)
+                else:
+                    short_row(x + 4 * r * row, row, column, y, b_stride, z + r * c_stride, c_stride, n)
+            j += vectors * WIDTH
+        for r in range(i, min(i + 4, m) if j < columns else i):
+            fill(spare, WIDTH, 0.0)
+            short_row(a + 4 * r * row, row, column, b + 4 * j, b_stride, spare, 0, n)
+            for k in range(columns - j):
+                add(c + r * c_stride, j + k, load(spare, k))
 
 
-def add_dots(d, y, w, m, n, size):
-    """Add d·yᵀ to w, [m, size]·[size, n]: four rows of each at a time."""
-    for o in range(0, m - 3, 4):
-        d0, d1, d2, d3 = d + o * ROW, d + (o + 1) * ROW, d + (o + 2) * ROW, d + (o + 3) * ROW
-        for i in range(0, n - 3, 4):
-            y0, y1, y2, y3 = y + i * ROW, y + (i + 1) * ROW, y + (i + 2) * ROW, y + (i + 3) * ROW
-            s00 = s01 = s02 = s03 = s10 = s11 = s12 = s13 = 0.0
-            s20 = s21 = s22 = s23 = s30 = s31 = s32 = s33 = 0.0
-            for j in range(size):
-                x0, x1, x2, x3 = load(y0, j), load(y1, j), load(y2, j), load(y3, j)
-                z0, z1, z2, z3 = load(d0, j), load(d1, j), load(d2, j), load(d3, j)
-                s00, s01, s02, s03 = s00 + z0 * x0, s01 + z0 * x1, s02 + z0 * x2, s03 + z0 * x3
-                s10, s11, s12, s13 = s10 + z1 * x0, s11 + z1 * x1, s12 + z1 * x2, s13 + z1 * x3
-                s20, s21, s22, s23 = s20 + z2 * x0, s21 + z2 * x1, s22 + z2 * x2, s23 + z2 * x3
-                s30, s31, s32, s33 = s30 + z3 * x0, s31 + z3 * x1, s32 + z3 * x2, s33 + z3 * x3
-            add_four(w, o * n + i, s00, s01, s02, s03)
-            add_four(w, (o + 1) * n + i, s10, s11, s12, s13)
-            add_four(w, (o + 2) * n + i, s20, s21, s22, s23)
-            add_four(w, (o + 3) * n + i, s30, s31, s32, s33)
-        for r in range(o, o + 4):
-            for i in range(n - n % 4, n):
-                add(w, r * n + i, dot(d + r * ROW, y + i * ROW, size))
-    for r in range(m - m % 4, m):
-        for i in range(n):
-            add(w, r * n + i, dot(d + r * ROW, y + i * ROW, size))
+def add_gradient(functions, by, source, gradient, outputs, inputs, size, spare):
+    """Add by·sourceᵀ to a gradient, [outputs, size]·[size, inputs], in spare memory for what is transposed."""
+    stride = 4 * round_up(inputs)
+    for j in range(inputs):
+        for i in range(size):
+            store(spare + i * stride, j, load(source + j * ROW, i))
+    product = by, TILE, 1, spare, stride, gradient, 4 * inputs, outputs, size, inputs, spare + size * stride
+    call(get(functions, 0, PRODUCT), product)
 
 
 # -- activations -------------------------------------------------------------------------------------------------------
@@ -219,16 +206,17 @@ def run_forward(functions, layers, num_layers, kinks, parameters, size):
         inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
         weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
         sums, values = get(layers, k, SUMS), get(layers, k, VALUES)
+        matrix, whole = get(parameters, weight, ADDRESS), round_up(size)
         for r in range(outputs):
-            fill(sums + r * ROW, size, load(get(parameters, bias, ADDRESS), r) if bias >= 0 else 0.0)
-        matrix = get(parameters, weight, ADDRESS)
-        call(get(functions, 0, PRODUCT), (matrix, inputs, 1, get(layers, k, SOURCE), sums, outputs, inputs, size))
+            fill(sums + r * ROW, whole, load(get(parameters, bias, ADDRESS), r) if bias >= 0 else 0.0)
+        product = matrix, inputs, 1, get(layers, k, SOURCE), ROW, sums, ROW, outputs, inputs, whole, 0
+        call(get(functions, 0, PRODUCT), product)
         for r in range(outputs if kind != IDENTITY else 0):
             activate(kind, load(kinks, k), sums + r * ROW, values + r * ROW, size)
 
 
-def run_backward(functions, layers, num_layers, kinks, parameters, size):
-    """Add the gradients of a tile, from derivatives by the outputs of the last layers."""
+def run_backward(functions, layers, num_layers, kinks, parameters, size, spare):
+    """Add the gradients of a tile, from derivatives by the outputs of the last layers; with spare memory."""
     for k in range(num_layers - 1, -1, -1):
         inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
         weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
@@ -238,7 +226,7 @@ def run_backward(functions, layers, num_layers, kinks, parameters, size):
             multiply_slopes(kind, load(kinks, k), own[0], own[1], by + r * ROW, size)
         gradient = get(parameters, weight, GRADIENT)
         if gradient:
-            call(get(functions, 0, DOTS), (by, source, gradient, outputs, inputs, size))
+            call(get(functions, 0, OUTER), (functions, by, source, gradient, outputs, inputs, size, spare))
         by_bias = get(parameters, bias, GRADIENT) if bias >= 0 else 0
         for r in range(outputs if by_bias else 0):
             total = 0.0
@@ -246,8 +234,23 @@ def run_backward(functions, layers, num_layers, kinks, parameters, size):
                 total += load(by + r * ROW, i)
             add(by_bias, r, total)
         if by_source:
-            matrix = get(parameters, weight, ADDRESS)
-            call(get(functions, 0, PRODUCT), (matrix, 1, inputs, by, by_source, inputs, outputs, size))
+            matrix, whole = get(parameters, weight, ADDRESS), round_up(size)
+            product = matrix, 1, inputs, by, ROW, by_source, ROW, inputs, outputs, whole, 0
+            call(get(functions, 0, PRODUCT), product)
+
+
+def clear_slopes(layers, num_layers, size):
+    """Forget the derivatives of a tile."""
+    for k in range(num_layers):
+        for r in range(get(layers, k, OUTPUTS)):
+            fill(get(layers, k, SLOPES) + r * ROW, round_up(size), 0.0)
+
+
+def clear_gradients(parameters, num_parameters):
+    """Forget the gradients of a minibatch."""
+    for k in range(num_parameters):
+        gradient = get(parameters, k, GRADIENT)
+        fill(gradient, get(parameters, k, SIZE) if gradient else 0, 0.0)
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
@@ -587,7 +590,7 @@ def mask_logits(x, masks, order, low, size):
 def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
     """Add the gradients of a tile; its terms are in the first of its rows."""
     functions, layers, num_layers, kinks, parameters, widths, num_parts, features, rows, numbers = tables[:10]
-    actor, critic, shared = tables[10:]
+    actor, critic, shared, spare = tables[10:]
     actions = find_actions(rows, num_parts)
     gather_tile(rollout, order, low, size, scaling, features, rows, actions)
     call(get(functions, 0, FORWARD), (functions, layers, num_layers, kinks, parameters, size))
@@ -597,12 +600,10 @@ def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
         y, by_y = get(parameters, shared, ADDRESS), get(parameters, shared, GRADIENT)
     values, by_values = get(layers, critic, VALUES), get(layers, critic, SLOPES)
     mask_logits(x, rollout[7], order, low, size)
-    for k in range(num_layers):
-        for r in range(get(layers, k, OUTPUTS)):
-            fill(get(layers, k, SLOPES) + r * ROW, size, 0.0)
+    clear_slopes(layers, num_layers, size)
     evaluation = x, y, old, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size
     call(get(functions, 0, EVALUATION), evaluation)
-    call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size))
+    call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size, spare))
 
 
 def report(totals, count, options, results, row):
@@ -622,9 +623,7 @@ def run_epoch(tables, num_parameters, settings, options, rollout, order, ends, t
     end = np.int64(0)
     for row in range(len(results)):
         first, end = end, ends[row]
-        for k in range(num_parameters):
-            gradient = get(parameters, k, GRADIENT)
-            fill(gradient, get(parameters, k, SIZE) if gradient else 0, 0.0)
+        clear_gradients(parameters, num_parameters)
         for k in range(len(totals)):
             totals[k] = 0.0
         scaling = np.float64(0.0), np.float64(1.0)

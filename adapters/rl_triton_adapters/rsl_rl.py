@@ -13,6 +13,7 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 from contextlib import nullcontext
 from typing import Any
 
+from rl_triton_adapters._check import with_check
 from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
@@ -93,6 +94,7 @@ class TritonPPO(PPO, Described):
             normalize_advantages(storage.advantages, out=storage.advantages)
         return None
 
+    @with_check
     def update(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
         self._rl_triton.prepare()

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rl_triton_adapters._check import with_check
 from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import, explain_version
@@ -133,7 +134,7 @@ def derive_class(agent_class: type) -> Any:
     attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
-    attributes |= {"_rl_triton": cached_property(kind), "update": capture_update(replaced)}
+    attributes |= {"_rl_triton": cached_property(kind), "update": with_check(capture_update(replaced))}
     return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 
 

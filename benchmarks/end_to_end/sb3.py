@@ -27,15 +27,14 @@ minibatches. *RL Zoo*: with that project's tuned settings; rates and clip ranges
 ARMS = {
     "stock": "`RolloutBuffer`",
     "ours": "`TritonRolloutBuffer`, in host memory",
-    "device": "`DeviceRolloutBuffer`, on the policy's device, and `BatchedTerminalValues`",
     "loss": "as *captured*, without graphs: the fused loss, fused Adam, acting without distribution objects",
     "update": "as *captured*, without the graph of acting",
     "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs (but for "
-    "`TritonRecurrentPPO`), and `BatchedTerminalValues`",
+    "`TritonRecurrentPPO`); measured with a callback, which is gone, that evaluates terminal observations together",
 }
 EAGER = {"loss": ("_update", "_acting"), "update": ("_acting",)}
 """Which steps of an algorithm are not captured in variants that show what each part of the last one gives."""
-OURS = ("ours", "device", *EAGER, "captured")
+OURS = ("ours", *EAGER, "captured")
 MORE = (*EAGER, "captured")
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
@@ -122,8 +121,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     model.collect_rollouts = watch.around("acting", model.collect_rollouts)
     model.env.step = watch.around(REST, model.env.step)
     model.train = watch.around("update", model.train)
-    callback = make_callback(name)
-    return Arm(lambda: model.learn(steps, callback, reset_num_timesteps=False), lambda: compute_results(buffer))
+    return Arm(lambda: model.learn(steps, reset_num_timesteps=False), lambda: compute_results(buffer))
 
 
 def list_arms(setting: Setting) -> list[str]:
@@ -131,7 +129,7 @@ def list_arms(setting: Setting) -> list[str]:
     if setting.env in OPTIONS:
         return ["stock", MORE[-1]]
     has_graphs = setting.device == "cuda" and find_family(setting.env) != "RecurrentPPO"
-    return [name for name in ARMS if has_graphs or name not in ("device", *EAGER)]
+    return [name for name in ARMS if has_graphs or name not in EAGER]
 
 
 def stop_captures(model: Any, names: Iterable[str]) -> None:
@@ -157,15 +155,6 @@ def find_family(env: str) -> str:
     return next((name for name in MODULES if env.endswith(f", {name}")), "PPO")
 
 
-def make_callback(name: str) -> Any:
-    """What `learn` is given besides, if anything."""
-    if name not in ("device", *MORE):
-        return None
-    from rl_triton_adapters.sb3 import BatchedTerminalValues
-
-    return BatchedTerminalValues()
-
-
 def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
     from stable_baselines3.common.vec_env import VecNormalize
@@ -178,8 +167,7 @@ def make_model(name: str, setting: Setting) -> Any:
     if family == "A2C":
         options = {"n_steps": setting.batch_size // setting.num_envs}
     if name != "stock":
-        choices = {"device_storage": name == "device", "verbose": 0}
-        options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, **choices)
+        options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, verbose=0)
     if family == "RecurrentPPO":
         policy = "MlpLstmPolicy"
         options |= {"acceleration": "auto"} if name == "captured" else {}

@@ -18,7 +18,7 @@ from test_sb3 import assert_same_agent, make_cartpole
 from torchrl.objectives import ClipPPOLoss
 
 from rl_triton_adapters.cleanrl import gae
-from rl_triton_adapters.sb3 import BatchedTerminalValues, DeviceRolloutBuffer, TritonA2C, TritonPPO, TritonRolloutBuffer
+from rl_triton_adapters.sb3 import TritonA2C, TritonPPO, TritonRolloutBuffer
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
@@ -53,9 +53,8 @@ def test_algorithms_of_sb3(name, switched_off):
     assert type(train(TritonPPO, "MlpPolicy", **SMALL).rollout_buffer) is RolloutBuffer
 
 
-@pytest.mark.parametrize("buffer_class", [TritonRolloutBuffer, DeviceRolloutBuffer])
-def test_buffers_of_sb3(buffer_class, switched_off):
-    model = train(PPO, "MlpPolicy", BatchedTerminalValues(), rollout_buffer_class=buffer_class, **SMALL)
+def test_buffers_of_sb3(switched_off):
+    model = train(PPO, "MlpPolicy", rollout_buffer_class=TritonRolloutBuffer, **SMALL)
     assert_same_agent(model, train(PPO, "MlpPolicy", **SMALL))
 
 

@@ -31,7 +31,7 @@ def test_an_adapter_imports_only_public_names_of_the_core(adapter):
 
 
 def test_what_is_checked():
-    assert set(ADAPTERS) >= {"cleanrl", "rllib.gae", "sb3.captured", "sb3.contrib", "sb3.device", "torchrl"}
+    assert set(ADAPTERS) >= {"cleanrl", "rllib.gae", "sb3.captured", "sb3.contrib", "torchrl"}
     assert ("rl_triton_core", "compute_gae") in imported_from_core(ADAPTERS["rllib.gae"])
     assert "check_backend" in rl_triton_core.__all__
 

@@ -17,7 +17,7 @@ from compilations import count_compilations
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stable_baselines3 import A2C, PPO
+from stable_baselines3 import A2C, DQN, PPO, SAC
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
@@ -25,7 +25,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from rl_triton_adapters.sb3 import TritonDictRolloutBuffer, TritonRolloutBuffer, rollout_buffer_class_for
-from rl_triton_adapters.sb3.device import DeviceDictRolloutBuffer
 from rl_triton_core import BackendUnavailableError
 
 pytestmark = pytest.mark.covering
@@ -271,13 +270,12 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
     assert (ends.terminated > 0) == ("cartpole" in make_env.__name__)
     assert not same_bits(before["value_net.weight"], tensors_of(stock)["value_net.weight"])
 
-    for device_storage in (False, True):
-        env = make_env()
-        buffer_class = rollout_buffer_class_for(env.observation_space, algorithm, device_storage=device_storage)
-        ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
-        learn(ours)
-        assert type(ours.rollout_buffer) is buffer_class
-        assert_same_agent(ours, stock)
+    env = make_env()
+    buffer_class = rollout_buffer_class_for(env.observation_space, algorithm)
+    ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
+    learn(ours)
+    assert type(ours.rollout_buffer) is buffer_class
+    assert_same_agent(ours, stock)
 
 
 def test_the_reference_backend_agrees_up_to_rounding():
@@ -301,7 +299,6 @@ def train_loaded(path: Path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAl
 SAVED = {
     "host": (make_cartpole, RolloutBuffer, TritonRolloutBuffer),
     "dict": (make_dict_cartpole, DictRolloutBuffer, TritonDictRolloutBuffer),
-    "device": (make_dict_cartpole, DictRolloutBuffer, DeviceDictRolloutBuffer),
 }
 
 
@@ -332,6 +329,24 @@ def test_save_load_and_train_on_in_both_directions(make_env, stock_class, buffer
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+CHOSEN = [(BOX, TritonRolloutBuffer), (DICT, TritonDictRolloutBuffer), (spaces.MultiBinary(4), TritonRolloutBuffer)]
+
+
+@pytest.mark.parametrize("algorithm", [PPO, A2C])
+@pytest.mark.parametrize(("space", "chosen"), CHOSEN)
+def test_the_chooser_says_what_it_chose(algorithm, space, chosen, capsys):
+    assert rollout_buffer_class_for(space, algorithm) is chosen
+    assert capsys.readouterr().out == f"Using {chosen.__name__} for {algorithm.__name__} on {space}\n"
+    assert rollout_buffer_class_for(space, algorithm, verbose=0) is chosen
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("algorithm", [DQN, SAC, "PPO"])
+def test_the_chooser_says_which_algorithms_it_serves(algorithm):
+    with pytest.raises(TypeError, match=r"(DQN|SAC|PPO) keeps no rollouts, .*use an algorithm class such as PPO, A2C"):
+        rollout_buffer_class_for(BOX, algorithm)
+
+
 @pytest.mark.parametrize(
     "space", [spaces.Tuple([BOX, DISCRETE]), spaces.Dict({"a": DICT}), spaces.Dict({"a": spaces.Text(3)})]
 )
@@ -344,8 +359,8 @@ def test_the_chooser_names_a_space_that_has_no_buffer(space):
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="TritonRolloutBuffer cannot store .*Dict.*use TritonDictRolloutBuffer"):
         new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
-    with pytest.raises(AssertionError, match="DeviceDictRolloutBuffer must be .*Box.*use DeviceRolloutBuffer"):
-        new_agent(PPO, make_cartpole(), rollout_buffer_class=DeviceDictRolloutBuffer)
+    with pytest.raises(AssertionError, match="TritonDictRolloutBuffer must be .*Box.*use TritonRolloutBuffer"):
+        new_agent(PPO, make_cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -353,10 +368,10 @@ def test_the_wrong_class_says_which_one_to_use():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "n_envs"), [("TritonRolloutBuffer", 2), ("DeviceRolloutBuffer", 8)])
-def test_everything_is_compiled_when_the_model_is_made(name, n_envs, tmp_path):
+@pytest.mark.parametrize("n_envs", [2, 8])
+def test_everything_is_compiled_when_the_model_is_made(n_envs, tmp_path):
     setup = f"""
-        from rl_triton_adapters.sb3 import {name} as buffer_class
+        from rl_triton_adapters.sb3 import TritonRolloutBuffer as buffer_class
         from stable_baselines3 import PPO
         from stable_baselines3.common.env_util import make_vec_env
 

@@ -27,7 +27,6 @@ from test_sb3 import (
     same_bits,
     tensors_of,
 )
-from test_sb3_device import assert_same_minibatches, draw_minibatches, fill_buffer
 
 pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
@@ -35,18 +34,15 @@ from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.maskable import buffers as maskable
 from sb3_contrib.common.recurrent import buffers as recurrent
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
 from rl_triton_adapters._optimizers import is_fused
 from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3 import contrib as ours
 from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences
-from rl_triton_adapters.sb3.device import BatchedTerminalValues, DeviceRolloutBuffer
 
 pytestmark = pytest.mark.covering
 
 SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
-KINDS = ["TritonMaskable", "DeviceMaskable"]
 
 
 BLOCK = """
@@ -63,52 +59,6 @@ sys.meta_path.insert(0, Block())
 
 def of_kind(module: object, kind: str, space: spaces.Space) -> type:
     return getattr(module, f"{kind}{'Dict' if isinstance(space, spaces.Dict) else ''}RolloutBuffer")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The buffers alone
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "action_space", [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)], ids=str
-)
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
-@SPACES
-def test_the_same_masked_minibatches(space, kind, masked, action_space):
-    def masks(rng: np.random.Generator) -> dict:
-        size = {spaces.Discrete: 4, spaces.MultiDiscrete: 5, spaces.MultiBinary: 4}[type(action_space)]
-        return {"action_masks": rng.random((3, size)) < 0.5 if masked else None}
-
-    classes = of_kind(ours, kind, space), of_kind(maskable, "Maskable", space)
-    assert_same_minibatches(*(fill_buffer(cls, space, action_space, extra=masks) for cls in classes), batch_size=5)
-
-
-def test_masks_of_the_last_rollout_are_forgotten():
-    buffer = fill_buffer(ours.DeviceMaskableRolloutBuffer, BOX, extra=lambda rng: {"action_masks": np.zeros((3, 2))})
-    assert not buffer.action_masks.any()
-    buffer.reset()
-    assert buffer.action_masks.all()
-
-
-@SPACES
-def test_the_same_recurrent_minibatches(space):
-    def with_states(cls: type) -> Callable:
-        return lambda *args, **kwargs: cls(*args[:3], (6, 1, 3, 2), *args[3:], **kwargs)
-
-    def states(rng: np.random.Generator) -> dict:
-        pairs = [tuple(torch.from_numpy(rng.standard_normal((1, 3, 2))) for _ in range(2)) for _ in range(2)]
-        return {"lstm_states": RNNStates(*pairs)}
-
-    classes = of_kind(ours, "TritonRecurrent", space), of_kind(recurrent, "Recurrent", space)
-    left, right = (
-        draw_minibatches(fill_buffer(with_states(cls), space, extra=states), batch_size=7) for cls in classes
-    )
-    for actual, expected in zip(left, right, strict=True):
-        for batch in (actual, expected):
-            batch["lstm_states"] = torch.stack([state for pair in batch["lstm_states"] for state in pair])
-        assert [name for name in expected if not same_bits(actual[name].numpy(), expected[name].numpy())] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -158,14 +108,13 @@ def learn(agent: BaseAlgorithm, *callbacks, **kwargs) -> BaseAlgorithm:
     return agent
 
 
-@pytest.mark.parametrize("device_storage", [False, True])
 @pytest.mark.parametrize(
     ("algorithm", "make_env"),
     [(MaskablePPO, masked_cartpole), (MaskablePPO, masked_dict_cartpole), (TRPO, make_cartpole)],
 )
-def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env, device_storage):
+def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
     env = make_env()
-    chosen = rollout_buffer_class_for(env.observation_space, algorithm, device_storage=device_storage)
+    chosen = rollout_buffer_class_for(env.observation_space, algorithm)
     agent = learn(new_agent(algorithm, env, rollout_buffer_class=chosen))
     assert type(agent.rollout_buffer) is chosen
     assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
@@ -271,16 +220,6 @@ def test_recurrent_ppo_says_what_it_chose_if_it_may(verbose, capsys):
     assert ("Using TritonRecurrentRolloutBuffer for TritonRecurrentPPO on Box" in said) == bool(verbose)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "make_env"),
-    [(MaskablePPO, masked_cartpole), (RecurrentPPO, make_dict_cartpole), (TRPO, make_cartpole)],
-)
-def test_terminal_values_in_one_call(algorithm, make_env):
-    stock = learn(new_agent(algorithm, make_env()))
-    agent = learn(new_agent(algorithm, make_env()), BatchedTerminalValues())
-    assert_close_agent(agent, stock)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Save and load
 # ---------------------------------------------------------------------------------------------------------------------
@@ -329,9 +268,7 @@ def test_loading_where_this_package_is_absent(tmp_path):
     recurrent_buffer = {"rollout_buffer_class": ours.TritonRecurrentRolloutBuffer}
     saved = {
         "host": (PPO, {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}),
-        "device": (PPO, {"rollout_buffer_class": DeviceRolloutBuffer}),
         "masked": (MaskablePPO, {"rollout_buffer_class": ours.TritonMaskableRolloutBuffer}),
-        "masked_device": (MaskablePPO, {"rollout_buffer_class": ours.DeviceMaskableRolloutBuffer}),
         "recurrent": (TritonRecurrentPPO, {}),
         "recurrent_by_class": (TritonRecurrentPPO, recurrent_buffer),
     }
@@ -352,9 +289,7 @@ def test_loading_where_this_package_is_absent(tmp_path):
 
         theirs = {
             "host": (PPO, RolloutBuffer),
-            "device": (PPO, RolloutBuffer),
             "masked": (MaskablePPO, MaskableRolloutBuffer),
-            "masked_device": (MaskablePPO, MaskableRolloutBuffer),
             "recurrent": (RecurrentPPO, None),
             "recurrent_by_class": (RecurrentPPO, None),
         }
@@ -399,14 +334,6 @@ def test_the_chooser(algorithm, kind, space):
     assert rollout_buffer_class_for(space, type("Mine", (algorithm,), {})) is expected
 
 
-@SPACES
-def test_the_chooser_for_storage_on_the_device(space):
-    chosen = rollout_buffer_class_for(space, MaskablePPO, device_storage=True)
-    assert chosen is of_kind(ours, "DeviceMaskable", space)
-    with pytest.raises(TypeError, match="TritonRecurrentPPO has no buffer on the device: leave device_storage=False"):
-        rollout_buffer_class_for(space, TritonRecurrentPPO, device_storage=True)
-
-
 def test_the_chooser_says_what_to_do_about_recurrent_ppo():
     with pytest.raises(
         TypeError, match=r"RecurrentPPO takes no rollout_buffer_class: use .*sb3\.contrib\.TritonRecurrentPPO"
@@ -415,8 +342,8 @@ def test_the_chooser_says_what_to_do_about_recurrent_ppo():
 
 
 def test_the_wrong_class_says_which_one_to_use():
-    with pytest.raises(TypeError, match="use DeviceMaskableDictRolloutBuffer"):
-        new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.DeviceMaskableRolloutBuffer)
+    with pytest.raises(TypeError, match="use TritonMaskableDictRolloutBuffer"):
+        new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.TritonMaskableRolloutBuffer)
     with pytest.raises(AssertionError, match="use TritonRecurrentRolloutBuffer"):
         new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
     with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):

@@ -22,8 +22,6 @@ ROOT = HERE.parents[1]
 VERSION = version("stable-baselines3")
 CACHE = ROOT / ".cache" / f"stable_baselines3-{VERSION}"
 FILES = ("test_gae.py", "test_buffers.py", "test_sde.py")
-RUN = {"Triton": FILES, "Device": FILES[:2]}
-"""The second buffers compute advantages by the code of the first."""
 
 
 def download_upstream_tests() -> None:
@@ -70,11 +68,11 @@ NO_ROLLOUTS = "not SAC and not TD3 and not DQN and not Replay"
 """Leaves out the tests of algorithms and buffers that keep no rollouts."""
 
 
-def run_upstream(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
+def run_upstream(folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     paths = [str(ROOT), str(ROOT / "adapters"), str(HERE), os.environ.get("PYTHONPATH", "")]
     command = [sys.executable, "-m", "pytest", "-p", "sb3_upstream.substitute", "-p", "no:cacheprovider", "-q"]
-    command += [f"--kind={kind}", "--calls=calls.json", "--junit-xml=report.xml", *RUN[kind], "-k", NO_ROLLOUTS]
+    command += ["--calls=calls.json", "--junit-xml=report.xml", *FILES, "-k", NO_ROLLOUTS]
     return subprocess.run(
         command,
         cwd=folder,
@@ -86,9 +84,8 @@ def run_upstream(folder: Path, kind: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("kind", ["Triton", "Device"])
-def test_the_tests_of_stable_baselines3_pass_with_our_buffers(upstream, kind):
-    result = run_upstream(upstream, kind)
+def test_the_tests_of_stable_baselines3_pass_with_our_buffers(upstream):
+    result = run_upstream(upstream)
     assert result.returncode == 0, result.stdout + result.stderr
 
     report = ET.parse(upstream / "report.xml").getroot().find("testsuite")

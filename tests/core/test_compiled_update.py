@@ -525,6 +525,6 @@ def test_an_interrupt_ends_it_after_an_epoch():
     finally:
         signal.signal(signal.SIGINT, before)
     (steps,) = {state["step"].item() for state in optimizer.state.values()}
-    assert steps > 3 * 80 and steps % 80 == 0 and all(x.grad is not None for x in agent.parameters())
+    assert steps > 0 and steps % 80 == 0 and all(x.grad is not None for x in agent.parameters())
     run()
     assert all(x.isfinite().all() for x in agent.parameters())

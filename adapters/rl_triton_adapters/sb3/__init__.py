@@ -3,8 +3,8 @@
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
     TritonPPO("MlpPolicy", "CartPole-v1")
 
-`buffers` has the former, `captured` the latter, `device` buffers whose minibatches are made on the training device,
-`enabling` the call that puts ours in the place of Stable-Baselines3's, and `contrib` all of it for sb3-contrib.
+`buffers` has the former, `captured` the latter, `enabling` the call that puts ours in the place of
+Stable-Baselines3's, and `contrib` all of it for sb3-contrib.
 """
 
 from rl_triton_adapters.sb3.buffers import (
@@ -14,19 +14,9 @@ from rl_triton_adapters.sb3.buffers import (
     rollout_buffer_class_for,
 )
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin, TritonA2C, TritonPPO
-from rl_triton_adapters.sb3.device import (
-    BatchedTerminalValues,
-    DeviceDictRolloutBuffer,
-    DeviceRolloutBuffer,
-    DeviceStorageMixin,
-)
 from rl_triton_adapters.sb3.enabling import disable, enable
 
 __all__ = [
-    "BatchedTerminalValues",
-    "DeviceDictRolloutBuffer",
-    "DeviceRolloutBuffer",
-    "DeviceStorageMixin",
     "PPOUpdateMixin",
     "TritonA2C",
     "TritonDictRolloutBuffer",

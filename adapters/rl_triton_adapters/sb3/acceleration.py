@@ -13,14 +13,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
+from rl_triton_adapters._check import with_check
 from rl_triton_adapters._optimizers import clip_gradients, fused
 from rl_triton_adapters._overrides import find_own, list_stock
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
-from rl_triton_adapters.sb3.device import DeviceStorageMixin, map_arrays
 from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
 from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
@@ -41,9 +42,9 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = DEVICES
-    fields: ClassVar[tuple[str, ...]] = DeviceStorageMixin.fields
+    fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes of the rollout buffer that a step reads."""
-    buffer_classes: ClassVar[tuple[Any, ...]] = (RolloutBuffer, DictRolloutBuffer, DeviceStorageMixin)
+    buffer_classes: ClassVar[tuple[Any, ...]] = (RolloutBuffer, DictRolloutBuffer)
     """Whose minibatches are the rows of these attributes."""
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
@@ -108,6 +109,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
+    @with_check
     def train(self) -> None:
         """Update the policy, as the stock algorithm does."""
         update = self._find_update()
@@ -166,7 +168,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _gather_minibatch(self, indices: torch.Tensor) -> dict[str, Any]:
         """Return these samples of the rollout, by the names of `fields`."""
-        return {name: map_arrays(lambda x: x.index_select(0, indices), x) for name, x in self._rollout.items()}
+        return pytree.tree_map(lambda x: x.index_select(0, indices), self._rollout)
 
     def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         """Make a step of the optimizer, with clipped gradients, unless the update has come to its end.
@@ -217,11 +219,9 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         buffer.generator_ready = True
 
     def _flatten_field(self, name: str) -> Any:
-        """A field of the buffer, flattened there; a buffer on the device keeps most of them as they are."""
+        """A field of the buffer, flattened there."""
         buffer: Any = self.rollout_buffer
         stored = getattr(buffer, name)
-        if isinstance(buffer, DeviceStorageMixin) and name not in DeviceStorageMixin.flattened:
-            return map_arrays(buffer.swap_and_flatten, stored)
         if not buffer.generator_ready and isinstance(stored, dict):
             for key, x in stored.items():  # one after the other: each takes as much memory again
                 stored[key] = buffer.swap_and_flatten(x)

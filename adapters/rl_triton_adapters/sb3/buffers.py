@@ -5,8 +5,7 @@ One line turns them on, and the trained agent stays the same, bit for bit:
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
 
 The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU backend reads and writes it in place.
-`device` copies complete rollouts to the training device and makes minibatches there, `contrib` serves
-MaskablePPO and RecurrentPPO, and `rollout_buffer_class_for` chooses the class.
+`contrib` serves MaskablePPO and RecurrentPPO, and `rollout_buffer_class_for` chooses the class.
 """
 
 from importlib import import_module
@@ -98,27 +97,21 @@ class TritonDictRolloutBuffer(TritonGAEMixin, DictRolloutBuffer):
 
 
 def rollout_buffer_class_for(
-    observation_space: spaces.Space[Any],
-    algorithm: type[BaseAlgorithm] = PPO,
-    *,
-    device_storage: bool = False,
-    verbose: int = 1,
+    observation_space: spaces.Space[Any], algorithm: type[BaseAlgorithm] = PPO, *, verbose: int = 1
 ) -> type[TritonGAEMixin]:
     """Choose the `rollout_buffer_class` of an algorithm, and say which it is.
 
     Args:
         observation_space: Observation space of the environment.
         algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO, or one derived from these.
-        device_storage: Whether each rollout is copied to the training device as a whole, and minibatches made there.
         verbose: 0 for silence, else the choice is printed, as Stable-Baselines3 prints its device.
 
     Returns:
         The class for dictionaries if the space is a Dict, else the plain one.
 
     Raises:
-        TypeError: If Stable-Baselines3 has no rollout buffer for the space (Tuple, nested Dict, ...), the algorithm
-            keeps no rollouts (DQN, SAC, ...) or takes no buffer class (RecurrentPPO), or the algorithm's buffer cannot
-            live on the device (TritonRecurrentPPO).
+        TypeError: If Stable-Baselines3 has no rollout buffer for the space (Tuple, nested Dict, ...), or the algorithm
+            keeps no rollouts (DQN, SAC, ...) or takes no buffer class (RecurrentPPO).
         ImportError: If the algorithm needs sb3-contrib and it cannot be imported.
     """
     check_on_policy(algorithm)
@@ -128,31 +121,13 @@ def rollout_buffer_class_for(
         raise TypeError(
             f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3.contrib.TritonRecurrentPPO"
         )
-    family = next((name for name in ("MaskablePPO", "RecurrentPPO") if name in bases), "PPO")
-    place = _BUFFER_CLASSES.get((family, isinstance(observation_space, spaces.Dict), device_storage))
-    if place is None:
-        raise TypeError(f"{algorithm.__name__} has no buffer on the device: leave device_storage=False")
-    module, name = place
-    buffer_class: type[TritonGAEMixin] = getattr(import_module(f"{__package__}.{module}"), name)
+    family = next((name for name in ("Maskable", "Recurrent") if f"{name}PPO" in bases), "")
+    module = import_module(f"{__package__}.{'contrib' if family else 'buffers'}")
+    name = f"Triton{family}{'Dict' * isinstance(observation_space, spaces.Dict)}RolloutBuffer"
+    buffer_class: type[TritonGAEMixin] = getattr(module, name)
     if verbose:
         say(f"Using {name} for {algorithm.__name__} on {observation_space}")
     return buffer_class
-
-
-_BUFFER_CLASSES = {
-    ("PPO", False, False): ("buffers", "TritonRolloutBuffer"),
-    ("PPO", True, False): ("buffers", "TritonDictRolloutBuffer"),
-    ("PPO", False, True): ("device", "DeviceRolloutBuffer"),
-    ("PPO", True, True): ("device", "DeviceDictRolloutBuffer"),
-    ("MaskablePPO", False, False): ("contrib", "TritonMaskableRolloutBuffer"),
-    ("MaskablePPO", True, False): ("contrib", "TritonMaskableDictRolloutBuffer"),
-    ("MaskablePPO", False, True): ("contrib", "DeviceMaskableRolloutBuffer"),
-    ("MaskablePPO", True, True): ("contrib", "DeviceMaskableDictRolloutBuffer"),
-    ("RecurrentPPO", False, False): ("contrib", "TritonRecurrentRolloutBuffer"),
-    ("RecurrentPPO", True, False): ("contrib", "TritonRecurrentDictRolloutBuffer"),
-}
-"""Module and name of a class, by the family of the algorithm, whether observations are dictionaries, and whether
-minibatches are made on the device. PPO stands for every on-policy algorithm without a buffer of its own."""
 
 
 def check_on_policy(algorithm: type[BaseAlgorithm]) -> None:

@@ -21,7 +21,6 @@ from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.sb3.base import PACKAGES, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
-from rl_triton_adapters.sb3.device import DeviceStorageMixin
 from rl_triton_adapters.sb3.policies import find_head, find_own_methods, list_sizes
 from rl_triton_adapters.updates import describe_update
 
@@ -29,9 +28,7 @@ try:
     from sb3_contrib import MaskablePPO, RecurrentPPO
     from sb3_contrib.common.maskable.buffers import (
         MaskableDictRolloutBuffer,
-        MaskableDictRolloutBufferSamples,
         MaskableRolloutBuffer,
-        MaskableRolloutBufferSamples,
     )
     from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
     from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
@@ -39,8 +36,6 @@ except ImportError as error:
     raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
 __all__ = [
-    "DeviceMaskableDictRolloutBuffer",
-    "DeviceMaskableRolloutBuffer",
     "TritonMaskableDictRolloutBuffer",
     "TritonMaskablePPO",
     "TritonMaskableRolloutBuffer",
@@ -66,23 +61,6 @@ class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffe
     """`RecurrentDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
 
 
-class _DeviceMaskableMixin(DeviceStorageMixin):
-    fields = (*DeviceStorageMixin.fields, "action_masks")
-    action_dtype = None
-
-
-class DeviceMaskableRolloutBuffer(_DeviceMaskableMixin, MaskableRolloutBuffer):
-    """`MaskableRolloutBuffer` with our advantages; minibatches are made on the training device."""
-
-    samples = MaskableRolloutBufferSamples
-
-
-class DeviceMaskableDictRolloutBuffer(_DeviceMaskableMixin, MaskableDictRolloutBuffer):
-    """`MaskableDictRolloutBuffer` with our advantages; minibatches are made on the training device."""
-
-    samples = MaskableDictRolloutBufferSamples
-
-
 class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     """`MaskablePPO` with a fused loss and fewer operations around it; on a GPU, with captured updates and acting.
 
@@ -92,8 +70,8 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     Arguments, `acceleration` among them, are as of `TritonPPO`, and what is raised is.
     """
 
-    fields: ClassVar = (*DeviceStorageMixin.fields, "action_masks")
-    buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer, DeviceStorageMixin)
+    fields: ClassVar = (*PPOUpdateMixin.fields, "action_masks")
+    buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
     def find_obstacle(self) -> str:
         """As for other algorithms; a distribution that is not known may have masks of another form, too."""

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._branches import Fork, Writes, branch_networks
+from rl_triton_adapters._check import with_check
 from rl_triton_adapters._optimizers import fused
 from rl_triton_adapters._overrides import find_override, find_own
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
@@ -87,6 +88,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     # -- gradient steps ------------------------------------------------------------------------------------------------
 
+    @with_check
     def train(self, gradient_steps: int, batch_size: int | None = None) -> None:
         """Make gradient steps, as the stock algorithm does."""
         batch_size = self.usual_batch_size if batch_size is None else batch_size

@@ -11,12 +11,10 @@ import pytest
 from stable_baselines3.common import buffers, on_policy_algorithm
 
 from rl_triton_adapters import sb3
-from rl_triton_adapters.sb3 import device
 
 running = "outside any test"
 calls: Counter[str] = Counter()
 substitutes: dict[type, type] = {}
-MODULES = {"Triton": sb3, "Device": device}
 
 
 class Counted(sb3.TritonGAEMixin):
@@ -27,13 +25,11 @@ class Counted(sb3.TritonGAEMixin):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--calls", type=Path, required=True, help="where to write the calls per test, as JSON")
-    parser.addoption("--kind", choices=MODULES, required=True, help="which buffers, by the beginning of their names")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    kind = config.getoption("--kind")
+def pytest_configure() -> None:
     for name in ("RolloutBuffer", "DictRolloutBuffer"):
-        ours = type(f"Counted{name}", (Counted, getattr(MODULES[kind], kind + name)), {})
+        ours = type(f"Counted{name}", (Counted, getattr(sb3, f"Triton{name}")), {})
         substitutes[getattr(buffers, name)] = ours
         setattr(on_policy_algorithm, name, ours)
 

@@ -12,26 +12,12 @@ def find_version(distribution: str) -> str:
 
 
 def explain_version(problem: str, distribution: str, needed: str) -> ImportError:
-    """The error of a framework that has other functions than those an adapter was written for.
-
-    Args:
-        problem: What was found in it.
-        distribution: Its name on the package index.
-        needed: The oldest version that the adapter works with.
-    """
+    """The error of a framework, by its name on the package index, that has other functions than an adapter needs."""
     return ImportError(f"{problem}: found {find_version(distribution)}, needs another version ({needed} or newer)")
 
 
 def explain_import(module: str, error: ImportError, distribution: str, needed: str, extra: str = "") -> ImportError:
-    """The error of an adapter whose framework cannot be imported.
-
-    Args:
-        module: The adapter.
-        error: What the import of its framework raised.
-        distribution: The framework's name on the package index.
-        needed: The oldest version that the adapter works with.
-        extra: That of this package which installs the framework; by default of the framework's name.
-    """
+    """The error of an adapter whose framework cannot be imported; `extra` of this package installs it."""
     return ImportError(
         f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, could not import it "
         f"({error}): pip install rl-triton-core[{extra or distribution}]"

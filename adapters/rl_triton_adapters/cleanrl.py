@@ -98,7 +98,7 @@ def gae(
     boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
     if find_off_switch():
         if truncations is None and autoreset == "same_step":
-            return _compute_stock_gae(rewards, values, dones, next_value, next_done, gamma, gae_lambda)
+            return _run_loop(rewards, values, boundaries.terminated, next_value, gamma, gae_lambda)
         backend = "reference"
     advantages, returns = compute_gae(
         rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
@@ -106,22 +106,16 @@ def gae(
     return AdvantagesAndReturns(advantages, returns)
 
 
-def _compute_stock_gae(
-    rewards: torch.Tensor,
-    values: torch.Tensor,
-    dones: torch.Tensor,
-    next_value: torch.Tensor,
-    next_done: torch.Tensor,
-    gamma: float,
-    gae_lambda: float,
+def _run_loop(
+    rewards: torch.Tensor, values: torch.Tensor, done: torch.Tensor, next_value: torch.Tensor, gamma: Any, lambda_: Any
 ) -> AdvantagesAndReturns:
     """Compute `gae` by CleanRL's own loop."""
     next_values = torch.cat([values[1:], next_value.reshape(1, -1)])
-    goes_on = (torch.cat([dones[1:], next_done.reshape(1, -1)]) == 0).to(values.dtype)
+    goes_on = (~done).to(values.dtype)
     advantages, last = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t in reversed(range(len(rewards))):
         delta = rewards[t] + gamma * next_values[t] * goes_on[t] - values[t]
-        advantages[t] = last = delta + gamma * gae_lambda * goes_on[t] * last
+        advantages[t] = last = delta + gamma * lambda_ * goes_on[t] * last
     return AdvantagesAndReturns(advantages, advantages + values)
 
 

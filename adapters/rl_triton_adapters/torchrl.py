@@ -50,12 +50,7 @@ LOOPS = functional.generalized_advantage_estimate, functional.td_lambda_return_e
 
 
 def with_stock(stock: Callable[..., Any], other: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """As `with_switch`, with the dtypes of results that TorchRL's function has.
-
-    Args:
-        stock: TorchRL's function whose place ours takes.
-        other: TorchRL's function for what ours does not compute; None takes `stock`.
-    """
+    """As `with_switch`, with the dtypes of TorchRL's results; `other`, or `stock`, computes what ours does not."""
 
     def decorate(ours: Callable[..., Any]) -> Callable[..., Any]:
         names, compute = [*signature(ours).parameters], with_switch(stock)(ours)
@@ -135,13 +130,8 @@ def td_lambda_return_estimate(
 
     Takes the place of `torchrl.objectives.value.functional.td_lambda_return_estimate` and of its vectorized form.
 
-    Arguments are as of `generalized_advantage_estimate`; ``rolling_gamma=False`` is left to TorchRL's function. Returns
-    have the dtype that values, rewards, `gamma` and `lmbda` promote to.
-
-    Raises:
-        RuntimeError: The shapes differ, or there is no such `time_dim`.
-        TypeError: A dtype is not one that the estimator takes.
-        ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
+    Arguments and errors are as of `generalized_advantage_estimate`; ``rolling_gamma=False`` is left to TorchRL's
+    function. Returns have the dtype that values, rewards, `gamma` and `lmbda` promote to.
     """
     dtype = _promote_dtypes(gamma, lmbda, next_state_value, reward)
     steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated)
@@ -175,14 +165,9 @@ def vtrace_advantage_estimate(
 
     Takes the place of `torchrl.objectives.value.functional.vtrace_advantage_estimate`.
 
-    Arguments are as of `generalized_advantage_estimate`; clips are >= 0, and those of several elements are left to
-    TorchRL's function. It misreads `time_dim` by position: it goes by name.
+    Arguments and errors are as of `generalized_advantage_estimate`; clips are >= 0, and those of several elements are
+    left to TorchRL's function. It misreads `time_dim` by position: it goes by name.
     Results have the dtype that values, rewards, log-probabilities and `gamma` promote to.
-
-    Raises:
-        RuntimeError: The shapes differ, or there is no such `time_dim`.
-        TypeError: A dtype is not one that the estimator takes.
-        ValueError: `gamma` is out of range, a clip is negative, or there are no dimensions T and F.
     """
     terminated = done if terminated is None else terminated
     dtype = _promote_dtypes(gamma, log_pi, log_mu, state_value, next_state_value, reward)
@@ -257,15 +242,7 @@ def _read_number(number: float | Tensor) -> Any:
 
 
 def replace_call(ours: Callable[..., Any], method: Any) -> Any:
-    """Copy a TorchRL method, with its decorators, so that it calls `ours` where it called TorchRL's of that name.
-
-    Args:
-        ours: Function of this module.
-        method: Method of a TorchRL class.
-
-    Raises:
-        ImportError: The method calls no function of that name, vectorized or not: TorchRL has changed.
-    """
+    """Copy a TorchRL method, with its decorators, so that it calls `ours` where it called TorchRL's of that name."""
     inner = getattr(method, "__wrapped__", None)
     if inner is not None:
         copied = replace_call(ours, inner)

@@ -86,13 +86,7 @@ class Head(NamedTuple):
 
 
 def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head | None:
-    """Choose how the loss is computed from the parameters of a distribution; None if it is not known.
-
-    Args:
-        distribution: The distribution.
-        actions: Actions that were taken.
-        shape: Shape of their log-probabilities.
-    """
+    """Choose how the loss is computed from a distribution's parameters, for log-probabilities of a shape, if known."""
     kind = type(distribution)
     if kind in (Categorical, OneHotCategorical) or (kind is MaskedCategorical and not distribution._sparse_mask):
         indices = actions.argmax(dim=-1) if kind is OneHotCategorical else actions.long()
@@ -109,13 +103,7 @@ def choose_head(distribution: Any, actions: Tensor, shape: torch.Size) -> Head |
 def differentiate_loss(
     head: Head, values: Tensor | None, options: dict[str, Any]
 ) -> tuple[PPOLoss, Sequence[Tensor | None]]:
-    """Compute a loss, and its gradients by the head's inputs and the values where these require one.
-
-    Args:
-        head: What computes the loss from its inputs.
-        values: Value estimates; None leaves out their part.
-        options: More arguments of the loss.
-    """
+    """Compute a loss, and its gradients by the head's inputs and by values, if there are any, that require one."""
     given = head.inputs if values is None else (*head.inputs, values)
     with torch.set_grad_enabled(torch.is_grad_enabled() and any(x.requires_grad for x in given)):
         leaves = [x.detach().requires_grad_(torch.is_grad_enabled() and x.requires_grad) for x in given]
@@ -157,17 +145,10 @@ class KnownGradient(torch.autograd.Function):
 
 
 def compute_term(head: Head, name: str, inputs: Sequence[Tensor]) -> Tensor:
-    """Compute one of the actor's terms alone: the loss with the other at zero.
-
-    Args:
-        head: What computes the loss, with all of its arguments but the values.
-        name: `loss_objective` or `loss_entropy`.
-        inputs: What the gradient flows through.
-    """
-    changes: dict[str, Any] = {"entropy_coef": 0.0}
+    """Compute one of the actor's terms alone: the loss with the other at zero."""
     if name == "loss_entropy":
-        changes = {"advantages": torch.zeros_like(head.options["advantages"])}
-    return head.compute_loss(inputs, **changes).loss
+        return head.compute_loss(inputs, advantages=torch.zeros_like(head.options["advantages"])).loss
+    return head.compute_loss(inputs, entropy_coef=0.0).loss
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -221,14 +202,7 @@ class TritonClipPPOLoss(ClipPPOLoss):
 
     @dispatch
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Compute the terms of the loss, and what is logged beside them.
-
-        Args:
-            tensordict: A minibatch. Advantages and value targets are estimated if they are not in it.
-
-        Returns:
-            What `ClipPPOLoss` returns.
-        """
+        """What `ClipPPOLoss` returns of a minibatch, in which advantages and value targets are estimated if missing."""
         self.reason = self._find_obstacle()
         if not self.reason:
             try:
@@ -330,14 +304,11 @@ class TritonClipPPOLoss(ClipPPOLoss):
         """Compute values as `loss_critic` does."""
         if self.separate_losses:
             tensordict = tensordict.detach()
-        with self._use_parameters("critic_network"):
+        parameters: Any = nullcontext()
+        if self.functional:
+            parameters = self.critic_network_params.to_module(self.critic_network, preserve_module_state=False)
+        with parameters:
             return self.critic_network(tensordict).get(self.tensor_keys.value)
-
-    def _use_parameters(self, name: str) -> Any:
-        """Put the parameters that this module holds into a network, as long as the context lasts."""
-        if not self.functional:
-            return nullcontext()
-        return getattr(self, f"{name}_params").to_module(getattr(self, name), preserve_module_state=False)
 
     def _describe_objective(self, tensordict: TensorDictBase, batch: Minibatch) -> dict[str, Any]:
         """The arguments of our losses that the actor's terms depend on."""
@@ -399,12 +370,13 @@ class TritonClipPPOLoss(ClipPPOLoss):
             term = {"loss_critic": self.critic_coeff * result.value_loss}
             (results["loss_critic"],) = connect(None, term, gradients[len(head.inputs) :], column)
             if batch.old_values is not None:
-                change = values.detach() - batch.old_values
-                results["value_clip_fraction"] = measure_clipping(change, critic["value_clip"])
+                change, bound = values.detach() - batch.old_values, critic["value_clip"]
+                results["value_clip_fraction"] = (change != change.clamp(-bound, bound)).to(change.dtype).mean()
             if self.log_explained_variance:
                 results["explained_variance"] = explain_variance(values.detach(), batch.targets)
+        size = (2 * policy.log_ratios.logsumexp(0) - (2 * policy.log_ratios).logsumexp(0)).exp()  # (Σ r)²/Σ r²
         results |= {
-            "ESS": estimate_sample_size(policy.log_ratios),
+            "ESS": size / len(policy.log_ratios),
             "max_ratio": logged.ratio_max,
             "mean_ratio": logged.ratio_mean,
         }
@@ -438,18 +410,7 @@ def is_like(x: Any, other: Tensor) -> bool:
     return isinstance(x, Tensor) and x.shape == other.shape and x.dtype == other.dtype
 
 
-def estimate_sample_size(log_ratios: Tensor) -> Tensor:
-    """Return (Σ r)²/Σ r² over the first dimension, as a share of it."""
-    size = (2 * log_ratios.logsumexp(0) - (2 * log_ratios).logsumexp(0)).exp()
-    return size / log_ratios.shape[0]
-
-
 def explain_variance(values: Tensor, targets: Any) -> Tensor:
     """Return 1 − Var(R − V)/Var(R) over the first dimension."""
     unexplained = torch.var(targets - values, correction=0, dim=0)
     return 1.0 - unexplained / (torch.var(targets, correction=0, dim=0) + torch.finfo(targets.dtype).eps)
-
-
-def measure_clipping(change: Tensor, bound: Tensor) -> Tensor:
-    """Return how many of the numbers are further from 0 than the bound, as a share of them."""
-    return (change != change.clamp(-bound, bound)).to(change.dtype).mean()

@@ -59,7 +59,6 @@ __all__ = [
 ]
 
 KNOWN_VERSIONS = ("0.9.1",)
-LOSS_NAME = "triton"
 LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
@@ -196,25 +195,16 @@ class Minibatch(NamedTuple):
 
 LOSS_ARGUMENTS = """
 
-    Args:
-        old_log_prob: Log-probabilities under the policy that drew the tokens, [batch_size, response_length].
-        log_prob: Log-probabilities under the policy, shaped like `old_log_prob`. The gradient flows to them alone.
-        advantages: A, shaped like `old_log_prob`, detached.
-        response_mask: Nonzero where a token is valid, shaped like `old_log_prob`; a weight if floating point.
-        loss_agg_mode: How losses of tokens become one: ``"token-mean"``, ``"token-sum"``, ``"seq-mean-token-sum"``,
-            ``"seq-mean-token-sum-norm"`` or ``"seq-mean-token-mean"``.
-        config: Of the actor, with what the loss reads, and `global_batch_info`: the numbers that a loss over several
-            ranks and micro-batches is divided by.
-        rollout_is_weights: Importance weights, >= 0, that multiply the losses of tokens; shaped like `old_log_prob`.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        The loss, and what is logged, by verl's names. Where no token is valid the loss is 0, verl's NaN.
+    Arguments, results and what is logged are those of verl's policy losses: tensors [batch_size, response_length], a
+    floating-point mask a weight, and the gradient flows to `log_prob` alone. `backend` names one of `rl_triton_core`;
+    None chooses by the tensors' device. Where no token is valid the loss is 0, verl's NaN.
 
     Raises:
         TypeError: An argument's type or dtype is not one of the above.
         ValueError: A shape, device or value is not.
     """
+LOSS_NAME, LOSSES = "triton", dict[str, PolicyLoss]()
+"""The policy losses by the name that a configuration has; verl's "vanilla" is the first."""
 
 
 def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, Any], Request]], PolicyLoss]:
@@ -237,7 +227,8 @@ def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, 
             tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
             weights = {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
             _check_tokens(**tensors, **weights, response_mask=response_mask)
-            mask = _get_flags(response_mask)
+            # the eight bytes of an integer take time to read
+            mask = response_mask if response_mask.is_floating_point() else response_mask != 0
             minibatch = Minibatch(log_prob.detach(), old_log_prob, advantages, mask, rollout_is_weights)
             chosen, logged = choose(minibatch, config)
             options = {"log_ratio_clamp": LOG_RATIO_CLAMP, "weights": rollout_is_weights, **chosen}
@@ -249,6 +240,7 @@ def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, 
 
         compute.__name__ = compute.__qualname__ = choose.__name__
         compute.__doc__ = (choose.__doc__ or "").rstrip() + LOSS_ARGUMENTS
+        LOSSES[compute.__name__.removeprefix("compute_policy_loss_")] = compute
         return compute
 
     return decorate
@@ -400,16 +392,9 @@ def _check_tokens(**tensors: Any) -> None:
             raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of {first}")
 
 
-def _get_flags(response_mask: torch.Tensor) -> torch.Tensor:
-    """The mask as bool if it is of integers, whose eight bytes take time to read."""
-    return response_mask if response_mask.is_floating_point() else response_mask != 0
-
-
 def _get_clips(config: Any) -> tuple[float, float, float]:
     """How far the ratio may fall and rise, and c."""
-    low, high = (
-        config.clip_ratio if bound is None else bound for bound in (config.clip_ratio_low, config.clip_ratio_high)
-    )
+    low, high = (config.clip_ratio if x is None else x for x in (config.clip_ratio_low, config.clip_ratio_high))
     most = config.get("clip_ratio_c", 3.0)
     for name, number in (("clip_ratio_low", low), ("clip_ratio_high", high)):
         if not number >= 0:
@@ -476,15 +461,6 @@ ESTIMATORS: dict[str, Estimator] = {
     "grpo": compute_grpo_outcome_advantage,
 }
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
-LOSSES: dict[str, PolicyLoss] = {
-    "gspo": compute_policy_loss_gspo,
-    "cispo": compute_policy_loss_cispo,
-    "sapo": compute_policy_loss_sapo,
-    "gpg": compute_policy_loss_gpg,
-    "dppo_tv": compute_policy_loss_dppo_tv,
-    "dppo_kl": compute_policy_loss_dppo_kl,
-}
-"""The same of policy losses."""
 TOKENS: dict[str, Callable[..., torch.Tensor]] = {
     function.__name__: function
     for function in (logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking)
@@ -547,7 +523,7 @@ def install(*, backend: str | None = None) -> None:
     except BaseException:
         uninstall()
         raise
-    losses, tokens = ([x for x in names if x in _installed] for names in ((LOSS_NAME, *LOSSES), TOKENS))
+    losses, tokens = ([x for x in names if x in _installed] for names in (LOSSES, TOKENS))
     logger.info(
         "verl %s computes %s advantages%s with rl_triton_core %s, backend %s%s",
         verl.__version__,
@@ -574,10 +550,9 @@ def uninstall() -> None:
 
 def _list_places() -> list[Place]:
     """All places."""
-    losses = {**LOSSES, LOSS_NAME: compute_policy_loss_triton}
     kinds: list[tuple[dict[str, Any], Any, dict[str, Any]]] = [
         (ESTIMATORS, core_algos, core_algos.ADV_ESTIMATOR_REGISTRY),
-        (losses, core_algos, core_algos.POLICY_LOSS_REGISTRY),
+        (LOSSES, core_algos, core_algos.POLICY_LOSS_REGISTRY),
         (TOKENS, torch_functional, {}),
     ]
     return [

@@ -164,7 +164,7 @@ def test_integer_actions_of_a_normal_distribution():
     assert_same_results("independent", batch=batch)
 
 
-def test_whose_parameters_are_not_taken():
+def test_distributions_whose_parameters_are_not_taken():
     zeros, actions = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
     sparse = MaskedCategorical(zeros, indices=torch.tensor([[0, 1]] * 4))
     assert choose_head(sparse, actions, actions.shape) is None
@@ -459,11 +459,8 @@ def test_what_is_not_a_number_in_masked_steps():
     mask_shifted(batch)
     valid = batch["shifted_valid"]
     want, want_gradients, _ = compute_results(make_loss(ClipPPOLoss, clip_value=0.3), batch[valid])
-    batch["advantage"][~valid], batch["value_target"][~valid], batch["state_value"][~valid] = (
-        torch.nan,
-        torch.inf,
-        torch.nan,
-    )
+    for name, x in (("advantage", torch.nan), ("value_target", torch.inf), ("state_value", torch.nan)):
+        batch[name][~valid] = x
     got, got_gradients, fused = compute_results(make_loss(TritonClipPPOLoss, clip_value=0.3), batch)
     assert fused
     terms = [name for name in got if name.startswith("loss_")]
@@ -546,12 +543,13 @@ STOCK_OPTIONS = {
     "delayed": {"delay_actor": True},
     "capped": {"max_importance_ratio": 1.1},
     "a coefficient with dimensions": {"entropy_coeff": torch.tensor([0.1])},
+    "half precision": {"dtype": torch.bfloat16},
 }
 
 
 @pytest.mark.parametrize("options", STOCK_OPTIONS.values(), ids=STOCK_OPTIONS)
 def test_options_left_to_torchrl(options):
-    assert_same_results(fused=False, dtype=torch.float32, **options)
+    assert_same_results(fused=False, **{"dtype": torch.float32, **options})
 
 
 def mask_by_numbers(batch):
@@ -593,10 +591,6 @@ def test_networks_run_once_where_torchrl_computes(how):
         assert len(calls) == 1
     assert loss.reason
     torch.testing.assert_close(*(dict(x.items()) for x in found))
-
-
-def test_half_precision_is_left_to_torchrl():
-    assert_same_results(fused=False, dtype=torch.bfloat16)
 
 
 def test_torch_compile_is_left_to_torchrl():

@@ -1,5 +1,6 @@
 """What the stock algorithms free, ours free: peaks of NumPy's memory, which holds rollouts, and what outlives one."""
 
+import gc
 import tracemalloc
 import weakref
 from functools import partial
@@ -133,3 +134,12 @@ def test_a_rollout_is_gone_while_the_next_is_collected(case):
     model.train = train_and_note
     model.learn(3 * N_STEPS, callback=watch)
     assert watch.is_alive == [False] * N_STEPS
+
+
+@pytest.mark.parametrize("kind", [TritonPPO, TritonA2C])
+def test_a_model_that_is_forgotten_is_freed(kind):
+    model = kind("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu").learn(64)
+    kept = [weakref.ref(x) for x in (model, model.policy, model.policy.optimizer)]
+    del model
+    gc.collect()
+    assert [x() for x in kept] == [None] * 3

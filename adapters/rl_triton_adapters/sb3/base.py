@@ -156,6 +156,7 @@ def check_acceleration(acceleration: str | bool) -> str:
 @contextmanager
 def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[None]:
     """Let a policy or the like call these functions, not its methods. Its copies and pickles have the methods alone."""
+    outside = REPLACED.get(policy)
     ours = REPLACED[policy] = {**functions, "__getstate__": MethodType(list_state, policy)}  # equal to that of before
     before = {key: x for key, x in vars(policy).items() if key in ours}
     vars(policy).update(ours)
@@ -166,6 +167,8 @@ def replace_methods(policy: Any, **functions: Callable[..., Any]) -> Iterator[No
             if vars(policy).get(key) is x:  # else somebody has put another in its place meanwhile
                 vars(policy).pop(key)  # `torch.compile` wraps one whose attributes are deleted elsewhere
         vars(policy).update({key: x for key, x in before.items() if key not in vars(policy)})
+        del REPLACED[policy]  # whose functions may hold it
+        REPLACED.update({} if outside is None else {policy: outside})
 
 
 def list_state(policy: Any) -> Any:

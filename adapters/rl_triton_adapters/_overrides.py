@@ -2,14 +2,14 @@
 
 import sys
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from numbers import Number
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from rl_triton_core.capture import Reach, list_functions, list_names
+from rl_triton_core.capture import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 COMPILED = "_compiled_call_impl"
@@ -22,8 +22,7 @@ LIBRARIES = (
     *sys.stdlib_module_names - {"abc", "unittest"},  # classes that a user's call makes, and mocks
 )
 """Packages whose functions are no user's, besides the framework's."""
-MADE = ("namedtuple_", "_cython_", "pybind11_")  # modules that compilers and Python make up
-UNREAD = {*dir(object)} - {"__getattribute__", "__setattr__"}
+UNREAD = {*dir(type("", (), {}))} - {"__getattribute__", "__setattr__"}
 """Methods that make, compare and show objects."""
 REACHED: dict[Any, tuple[Reach, str]] = {}
 NAMES: dict[Any, Any] = {}  # what functions of a framework read of objects, and ours do not
@@ -50,75 +49,67 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
     return ""
 
 
-def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
-    """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
-    modules = *modules, *(list_homes(attribute) or [""])
-    return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
-
-
 def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:
     """Find a function of a library that some of a framework can call, and that is not the library's; empty if none is.
 
     Args:
         functions: Those of the framework.
-        things: Objects whose methods they may call.
+        things: Objects whose methods they may call, or their classes.
         packages: The framework's.
     """
-    known, why = REACHED.get(key := (packages, *functions, *dict.fromkeys(map(type, things))), (None, ""))
+    return reach(functions, things, packages)[1]
+
+
+def reach(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> tuple[Reach, str]:
+    """As `find_replaced`, with all that was looked at: another object, as soon as any of it is another one."""
+    kinds = dict.fromkeys(x if isinstance(x, type) else type(x) for x in things)
+    known, why = REACHED.get(key := (packages, *functions, *kinds), (None, ""))
     if known is None or not known.holds():
-        known = Reach(functions, [x for x in key if isinstance(x, type)], packages, LIBRARIES)
+        known = Reach(functions, kinds, packages, LIBRARIES)
         found = ((name, key, x) for name, _, own in known.places.values() for key, x in own.items())
         why = next(filter(None, (describe_foreign(*x, {*packages, *LIBRARIES}) for x in found)), "")
         known.places.clear()
         REACHED[key] = known, why  # until something of it changes
         REACHED.pop(next(iter(REACHED)) if len(REACHED) > 64 else None, None)
-    return why
-
-
-def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
-    """What is said of a function that is not a library's, or has another name than it is found by; else nothing."""
-    functions = [*list_functions(x)]
-    homes = list_homes(x) or [type(x).__module__]
-    is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
-    has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
-    if is_known and (has_name or not (functions or isinstance(x, partial))):
-        return ""
-    return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"
+    return known, why
 
 
 def find_own(things: Sequence[Any], functions: Sequence[Any], packages: tuple[str, ...], *ours: Any) -> str:
     """Say which method of some objects, that functions of a framework are or call, is somebody's own; else nothing.
 
     Args:
-        things: The objects. Their classes may derive from the framework's.
+        things: The objects, or classes. These may derive from the framework's.
         functions: Those of the framework that an adapter goes around.
         packages: The framework's.
-        ours: What runs in their place. Methods of these names it calls as well.
+        ours: What runs in their place. Methods that it calls, and those that these call, do not count.
     """
-    key = (packages, ours, *functions, *map(type, things))
+    kinds: list[Any] = [x if isinstance(x, type) else type(x) for x in things]
+    key = (packages, ours, *functions, *kinds)
     names = NAMES.get(key)
     if names is None:
-        called = {name for x in ours for y in list_functions(x) for name in list_names(y.__code__)}
-        reached = Reach(functions, [*map(type, things)], packages, LIBRARIES).names.keys()
-        names = NAMES[key] = ({*reached} | {y.__name__ for x in functions for y in list_functions(x)}) - called
+        own = tuple(y.__name__ for x in functions for y in list_functions(x))
+        called = {name for kind in kinds for name in list_read(kind, ours, packages, own)}
+        reached = Reach(functions, kinds, packages, LIBRARIES).names.keys()
+        names = NAMES[key] = {*reached, *own} - called
         NAMES.pop(next(iter(NAMES)) if len(NAMES) > 64 else None, None)
     return next(filter(None, (describe_own(x, names, packages) for x in things)), "")
 
 
 def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
     """What is said of a method of one of these names, or of an operator, that an object has and no library wrote."""
-    kind: Any = type(thing)
-    own = getattr(thing, "__dict__", {})
+    kind: Any = thing if isinstance(thing, type) else type(thing)
+    own = getattr(thing, "__dict__", {}) if kind is not thing else {}
     for name, x in ((name, own[name]) for name in own.keys() & names):
         if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((__package__,), x):
             return f"this {kind.__name__} has its own {name}{locate(x)}"
     owners, bases = split_bases(kind, packages)
     if owners and not bases:
         return f"{kind.__name__} derives from no class of {packages[0]}"
+    others = [x for x in kind.__mro__ if not x.__module__.startswith(f"{__package__}.")]  # ours call what is behind
     for owner in owners:
         for name, x in vars(owner).items():
             is_read = name in names or name[:2] == "__"
-            if is_read and name not in UNREAD and owner is next(y for y in kind.__mro__ if name in vars(y)):
+            if is_read and name not in UNREAD and owner is next(y for y in others if name in vars(y)):
                 is_hidden = hasattr(x, "__set__") or any(hasattr(y, name) for y in bases)
                 if is_hidden and (callable(x) or hasattr(x, "__get__")):
                     return f"{owner.__name__} has its own {name}{locate(x)}"
@@ -129,7 +120,8 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
 def split_bases(kind: Any, packages: tuple[str, ...]) -> tuple[list[type], list[type]]:
     """The classes that one derives from, in their order, `object` apart: those of users, and those of libraries."""
     known = {*packages, *LIBRARIES}
-    bases = [x for x in kind.__mro__ if x is not object and x.__module__.partition(".")[0] in known]
+    bases = [x for x in kind.__mro__ if x.__module__.partition(".")[0] in known and ".examples." not in x.__module__]
+    bases = [x for x in bases if x is not object]
     return [x for x in kind.__mro__[:-1] if x not in bases], bases
 
 
@@ -138,35 +130,29 @@ def list_stock(kind: type, name: str, packages: tuple[str, ...]) -> tuple[Any, .
     return tuple(vars(x)[name] for x in kind.__mro__ if x.__module__.startswith(packages) and name in vars(x))
 
 
-def locate(x: Any) -> str:
-    """Where a function was written, in brackets; nothing if it is not in Python."""
-    return next((f" ({y.__code__.co_filename}:{y.__code__.co_firstlineno})" for y in list_functions(x)), "")
-
-
-def list_homes(attribute: Any) -> list[str]:
-    """The modules where the functions were written that an attribute of a class is made of."""
-    return [str(x.__globals__.get("__name__")) for x in list_functions(attribute)]
-
-
-def find_settings(thing: Any, functions: Iterable[Any], packages: Any, inputs: Iterable[str]) -> tuple[str, list[Any]]:
-    """What functions of a framework call by names of modules, and read of numbers and the like from an object.
+def find_settings(
+    thing: Any, functions: Iterable[Any], packages: tuple[str, ...], inputs: Iterable[str], things: Iterable[Any] = ()
+) -> tuple[str, list[Any]]:
+    """What functions of a framework call of libraries, and read of numbers and the like from an object.
 
     Args:
         thing: The object.
         functions: Functions and methods.
-        packages: The framework's package, whose functions are followed, and others that are no user's.
+        packages: The framework's.
         inputs: Attributes that do not count.
+        things: Further objects whose methods they may call.
 
-    Returns:
-        Which of it is a user's, empty if nothing is; and all of it, to be compared.
+    Returns: Which of it is a user's, empty if nothing is; and all of it, to be compared.
     """
-    codes = [y for x in functions for y in list_functions(x)]
-    names = dict.fromkeys(name for x in codes for name in list_names(x.__code__))
-    computed = [x for x in names if isinstance(getattr(type(thing), x, None), property)]
-    reasons = [f"{type(thing).__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number)]
+    kind: Any = type(thing)
+    codes = tuple(y for x in functions for y in list_functions(x))
+    known, why = reach(codes, [thing, *things], packages)
+    names = list_read(kind, codes, packages)
+    computed = [x for x in names if isinstance(getattr(kind, x, None), property)]
+    reasons = (f"{kind.__name__} computes {x}" for x in computed if isinstance(getattr(thing, x), Number))
     own = {name: vars(thing).get(name, ...) for name in names if name not in inputs}
     plain = {name: x for name, x in own.items() if x is None or isinstance(x, Number | str) or callable(x)}
-    return find_replaced(codes, [thing], packages[:1]) or next(iter(reasons), ""), [plain]
+    return why or next(reasons, ""), [plain, known]
 
 
 def has_hooks(module: nn.Module) -> bool:

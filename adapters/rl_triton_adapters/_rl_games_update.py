@@ -2,7 +2,7 @@
 
 # mypy: allow-subclassing-any, allow-untyped-calls, disable-error-code="attr-defined, misc, call-arg"
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -10,24 +10,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_override, find_settings, is_written_in
+from rl_triton_adapters._overrides import find_override, find_own, find_settings, list_modules, reach
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
-from rl_triton_core.capture import keep_buffers
+from rl_triton_core.capture import is_written_in, keep_buffers
 
-METHODS = (
-    "calc_gradients",
-    "calc_losses",
-    "calc_losses_fused",
-    "bound_loss",
-    "reg_loss",
-    "trancate_gradients_and_step",
-    "_preproc_obs",
-)
-"""What a graph calls at its capture alone."""
-CENTRAL_METHODS = ("calc_gradients", "calc_loss", "_preproc_obs", "train_net", "train_critic")
-"""The same of a central value network; the last two call a step, and are what it stands in the place of."""
-PACKAGES = ("rl_games", "torch")
-"""Where functions are written that are no user's."""
+PACKAGES = ("rl_games",)
 INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")
 """Numbers that may be annealed: graphs keep others."""
 CAPTURING_MODES = ("reduce-overhead", "max-autotune")
@@ -52,11 +39,12 @@ class CentralValueUpdate(CapturedUpdate):
         """
         self.net = net
         stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
-        stock = stock or find_override(net, CENTRAL_METHODS, PACKAGES)
-        replaced, settings = find_settings(net, list_methods(net, CENTRAL_METHODS[:3]), PACKAGES, INPUTS)
-        stock = stock or replaced
+        stock = stock or find_override(net, ["train_net"], PACKAGES)
+        called = find_method(net, "train_critic")
+        replaced, settings = find_settings(net, [called], PACKAGES, INPUTS)
+        stock = stock or find_own([net], [called], PACKAGES, CentralValueUpdate.train_critic) or replaced
         self.find_step([net.model], [net.optimizer], stock=stock, is_averaged=net.multi_gpu)
-        self.keep_settings(settings)
+        self.keep_settings([*settings, reach([called], [*list_modules(net.model), net.optimizer], PACKAGES)])
 
     @contextmanager
     def training(self) -> Iterator[None]:
@@ -85,10 +73,10 @@ class CentralValueUpdate(CapturedUpdate):
         return loss
 
 
-def list_methods(trainer: Any, names: Iterable[str]) -> list[Any]:
-    """Those methods of these names that are RL-Games' own."""
-    methods = [getattr(trainer, name) for name in names if hasattr(trainer, name)]
-    return [x for x in methods if is_written_in(PACKAGES, x)]
+def find_method(trainer: Any, name: str) -> Any:
+    """RL-Games' own method of this name."""
+    kinds = (x for x in type(trainer).__mro__ if x.__module__.startswith("rl_games."))
+    return next(vars(x)[name] for x in kinds if name in vars(x))
 
 
 @contextmanager
@@ -127,10 +115,9 @@ class AgentUpdate(CapturedUpdate):
         mode = modes.get("mode")
         if agent.has_central_value:
             self.central_value.find(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
-        own = find_override(agent, METHODS, (*PACKAGES, "rl_triton_adapters"))
-        own = own or find_override(agent, METHODS, PACKAGES, behind=self.kind)
-        methods = list_methods(super(self.kind, agent), METHODS)
-        self.replaced, settings = find_settings(agent, methods, PACKAGES, (*INPUTS, "last_lr"))
+        called = find_method(agent, "calc_gradients")
+        own = find_own([agent], [called], PACKAGES)
+        self.replaced, settings = find_settings(agent, [called], PACKAGES, (*INPUTS, "last_lr"))
         reasons = {
             "use_diagnostics reads from the device in every minibatch": getattr(agent, "use_diagnostics", False),
             "zero_rnn_on_done reads from the device where episodes end": agent.is_rnn and agent.zero_rnn_on_done,
@@ -138,7 +125,9 @@ class AgentUpdate(CapturedUpdate):
         }
         stock = self.find_refusal(mode) or find_reason(reasons) or own or self.replaced
         self.find_step([agent.model], [agent.optimizer], stock=stock, is_averaged=agent.multi_gpu)
-        self.keep_settings([agent.scaler, *settings])
+        self.keep_settings(
+            [agent.scaler, *settings, reach([called], [*list_modules(agent.model), agent.optimizer], PACKAGES)]
+        )
         agent.use_fused_kernel = self.has_fused_kernel and bool(self.stock)
 
     def find_refusal(self, mode: Any) -> str:

@@ -3,14 +3,14 @@
 # mypy: allow-untyped-calls
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.distributions import Normal
 
-from rl_triton_adapters._overrides import find_override, find_settings, has_hooks
+from rl_triton_adapters._overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
 from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
@@ -21,32 +21,20 @@ from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import RNN
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
-MODEL_METHODS = ("__call__", "forward", "get_latent")
-"""Of a recurrent model and of the parts that remember, which a step goes around."""
 INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")
 """Numbers of the algorithm that may be annealed: graphs keep its other attributes."""
-PACKAGES = ("rsl_rl", "torch")
-"""Where methods are written that a step may go around, as it does with the following ones of a Gaussian policy."""
-ACTOR_METHODS = ("__call__", "forward", "get_output_log_prob", "output_entropy")
-DISTRIBUTION_METHODS = ("sample", "log_prob", "entropy", "mean", "std")
+PACKAGES = ("rsl_rl",)
 UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
 """Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
 Before, `process_env_step` counts them."""
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
+gather_inputs = MLPModel.get_latent  # which a recurrent model's own calls
 
 
 def map_fields(function: Callable[[Any], Any], fields: dict[str, Any]) -> dict[str, Any]:
     """Apply a function to each tensor, or to each of a list of them."""
     return {name: [*map(function, x)] if isinstance(x, list) else function(x) for name, x in fields.items()}
-
-
-def is_known(model: Any) -> bool:
-    """Whether `compute_outputs` computes what a recurrent model does."""
-    if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
-        return False
-    parts = (model, model.rnn, model.rnn.rnn)
-    return not any(has_hooks(x) or find_override(x, MODEL_METHODS, ("rsl_rl", "torch")) for x in parts)
 
 
 def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:
@@ -56,12 +44,12 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
     rollout. Here a step begins with the state that was recorded where an episode begins, and goes on elsewhere.
 
     Args:
-        model: One that `is_known`.
+        model: One with RSL-RL's own way from observations to these layers.
         observations: [num_steps, num_envs].
         states: Recorded before each step, one of a GRU, two of an LSTM, each [num_steps, num_envs, num_layers, size].
         begins: Whether a step is the first one of an episode, or of the rollout, [num_steps, num_envs].
     """
-    inputs = MLPModel.get_latent(model, observations)
+    inputs = gather_inputs(model, observations)
     state, outputs = [], []
     for t, x in enumerate(inputs.split(1)):
         recorded = [x[t].swapaxes(0, 1).contiguous() for x in states]
@@ -89,7 +77,8 @@ class Update(CapturedUpdate):
 
     def __init__(self, alg: Any, behind: type, capture: bool | None) -> None:
         super().__init__(self.make_step, enabled=capture)
-        self.alg, self.behind, self.is_gaussian, self.rollout = alg, behind, False, dict[str, Any]()
+        self.alg, self.behind, self.rollout = alg, behind, dict[str, Any]()
+        self.unfused, self.found = "", list[Any]()
         self.rate = torch.tensor(float(alg.learning_rate), dtype=torch.float64, device=alg.device)
 
     def prepare(self) -> None:
@@ -100,7 +89,13 @@ class Update(CapturedUpdate):
             models += [alg.rnd.predictor, alg.rnd.target, alg.rnd.state_normalizer]
             optimizers.append(alg.rnd.optimizer)
         stock = self.find_obstacle()
+        self.unfused = stock or self.find_unfused()
         self.find_step(models, optimizers, stock=stock, state=[self.rate], is_averaged=alg.is_multi_gpu)
+
+    def describe(self, whose: str = "") -> str:
+        """Say how updates are made, and why the loss is computed from log-probabilities, if it is."""
+        is_said = self.unfused and not self.stock
+        return super().describe(whose) + f"; losses are those of log-probabilities: {self.unfused}" * bool(is_said)
 
     def find_obstacle(self) -> str:
         """Why the update is RSL-RL's own; empty if it is ours."""
@@ -110,36 +105,47 @@ class Update(CapturedUpdate):
             "switched off": not alg.triton,
             "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self.models),
             "this RSL-RL records the states of recurrent models elsewhere": not has_states,
-            "a recurrent model is not RSL-RL's": not all(map(is_known, recurrent)),
             "this RSL-RL distils random networks in its update": alg.rnd and not hasattr(alg.rnd, "compute_loss"),
             "this RSL-RL augments minibatches in its update": alg.symmetry
             and not hasattr(alg.symmetry, "compute_loss"),
             "random networks are distilled from padded episodes": alg.rnd and recurrent,
             "there are more minibatches than samples": self.count_samples() < alg.num_mini_batches,
         }
+        things = [storage, alg.optimizer, *chain(*map(list_modules, recurrent))]
+        replaced, self.found = find_settings(alg, [PPO.update], PACKAGES, (*INPUTS, "learning_rate"), things)
         return (
             find_reason(obstacles)
+            or next(filter(None, map(self.find_unknown, recurrent)), "")
             or find_override(alg, ["update"], PACKAGES, behind=self.behind)
-            or find_override(storage, ["mini_batch_generator", "recurrent_mini_batch_generator"], PACKAGES)
-            or find_settings(alg, [PPO.update], PACKAGES, ())[0]
+            or find_own([storage], [PPO.update], PACKAGES, Update.make_steps)
+            or replaced
         )
 
-    def has_gaussian_policy(self) -> bool:
-        """Whether the actor's outputs are those of a Gaussian, and nothing that is gone around was changed."""
+    def find_unknown(self, model: Any) -> str:
+        """Why `compute_outputs` does not compute what a recurrent model does; empty if it does."""
+        if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
+            return "a recurrent model is not RSL-RL's"
+        parts = (model, model.rnn, model.rnn.rnn)
+        ours, hooks = (*SHARED, Update.apply_actor, Update.compute_entropy), "a recurrent model has hooks"
+        return hooks * any(map(has_hooks, parts)) or find_own(parts, [PPO.update], PACKAGES, *ours)
+
+    def find_unfused(self) -> str:
+        """Why the loss is computed from log-probabilities rather than from what a Gaussian is made of; empty if not."""
         actor, distribution = self.models[0], getattr(self.alg.actor, "distribution", None)
-        return (
-            type(distribution) in (GaussianDistribution, HeteroscedasticGaussianDistribution)
-            and not find_override(actor, ACTOR_METHODS, PACKAGES)
-            and not find_override(distribution, DISTRIBUTION_METHODS, PACKAGES)
-            and not find_override(Normal, ("sample", "log_prob", "entropy"), PACKAGES)
-            and not has_hooks(actor)
-        )
+        known, replaced = reach([PPO.update], chain(*map(list_modules, self.models)), PACKAGES)
+        self.found = [*self.found, known]
+        reasons = {
+            f"{type(distribution).__name__} is no Gaussian of RSL-RL's": type(distribution)
+            not in (GaussianDistribution, HeteroscedasticGaussianDistribution),
+            "the actor has hooks": has_hooks(actor),
+        }
+        ours = (*SHARED, Update.update_distribution)
+        return find_reason(reasons) or find_own([actor, distribution], [PPO.update], PACKAGES, *ours) or replaced
 
     def make_steps(self) -> dict[str, float]:
         """Make all steps with a rollout, and return the mean losses."""
         alg = self.alg
         self.find_rollout()
-        self.is_gaussian = self.has_gaussian_policy()
         numbers = self.find_numbers()
         self.rate.fill_(alg.learning_rate)
         try:
@@ -159,8 +165,7 @@ class Update(CapturedUpdate):
     def find_numbers(self) -> dict[str, float | None]:
         """The numbers that a step reads; where it reads others that have changed, it is captured again."""
         alg, numbers = self.alg, {name: getattr(self.alg, name) for name in INPUTS}
-        _, settings = find_settings(alg, [PPO.update], PACKAGES, (*INPUTS, "learning_rate"))
-        settings += [self.is_gaussian, find_pointers(self.rollout)]
+        settings = [*self.found, self.unfused, find_pointers(self.rollout)]
         if alg.symmetry:
             methods = alg.symmetry.compute_loss, alg.symmetry.augment_batch
             numbers["mirror_loss_coeff"] = alg.symmetry.mirror_loss_coeff
@@ -243,6 +248,15 @@ class Update(CapturedUpdate):
             alg.rnd.optimizer.step()
         return torch.stack([x.detach().float() for x in (*losses, *extra)])
 
+    def update_distribution(self, batch: SimpleNamespace) -> None:
+        """Compute the actor's distribution, without a draw."""
+        actor = self.models[0]
+        if actor.is_recurrent:
+            outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
+        else:
+            outputs = actor.mlp(actor.get_latent(batch.observations))
+        actor.distribution.update(outputs)
+
     def apply_actor(self, batch: SimpleNamespace) -> Policy:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
 
@@ -252,22 +266,23 @@ class Update(CapturedUpdate):
             What the loss reads: mean and deviation where the policy is Gaussian, else log-probabilities.
         """
         actor = self.models[0]
-        if not (self.is_gaussian or actor.is_recurrent):
-            actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
-        else:
+        if self.unfused:
             if actor.is_recurrent:
-                outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
-            else:
-                outputs = actor.mlp(actor.get_latent(batch.observations))
-            actor.distribution.update(outputs)
-            if not self.is_gaussian:
+                self.update_distribution(batch)
                 actor.distribution.sample()
-        if not self.is_gaussian:
+            else:
+                actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
             return LogProbs(self.alg.actor.get_output_log_prob(batch.actions).flatten().float())
+        self.update_distribution(batch)
         distribution = actor.distribution
         torch.randn_like(distribution.mean)
         mean, deviation = distribution.mean.flatten(0, -2).float(), distribution.std.flatten(0, -2).float()
         return Gaussian(mean, (deviation[0] if type(distribution) is GaussianDistribution else deviation).log())
+
+    def compute_entropy(self, size: int) -> Tensor:
+        """The mean entropy of the actor's distribution, of this many samples."""
+        entropy: Tensor = self.alg.actor.output_entropy[:size].mean()
+        return entropy
 
     def apply_critic(self, batch: SimpleNamespace) -> Tensor:
         """Compute values."""
@@ -316,13 +331,13 @@ class Update(CapturedUpdate):
         alg, policy = self.alg, self.apply_actor(batch)
         values = self.apply_critic(batch)
         parameters = tuple(x[:size] for x in alg.actor.output_distribution_params)
-        is_fused = self.is_gaussian and len(values) == size
-        entropy = None if is_fused else alg.actor.output_entropy[:size].mean()
+        is_fused = not self.unfused and len(values) == size
+        entropy = None if is_fused else self.compute_entropy(size)
         if alg.desired_kl is not None and alg.schedule == "adaptive":
             self.adapt_learning_rate(numbers["desired_kl"], tuple(batch.parameters), parameters)
         result = ppo_loss(
             policy,
-            batch.actions.flatten(0, -2) if self.is_gaussian else None,
+            None if self.unfused else batch.actions.flatten(0, -2),
             batch.old_actions_log_prob.flatten(),
             batch.advantages.flatten(),
             values=values.flatten().float(),
@@ -338,3 +353,6 @@ class Update(CapturedUpdate):
         if entropy is None:
             return result.loss, [result.value_loss, result.policy_loss, result.entropy]
         return result.loss - numbers["entropy_coef"] * entropy, [result.value_loss, result.policy_loss, entropy]
+
+
+SHARED = (Update.make_steps, Update.compute_loss, Update.adapt_learning_rate)  # call methods as `PPO.update` does

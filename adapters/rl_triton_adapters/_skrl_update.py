@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from rl_triton_adapters._overrides import find_override, find_settings
+from rl_triton_adapters._overrides import find_override, find_own, find_settings, list_modules, reach
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 # isort: split
@@ -25,8 +25,7 @@ from skrl.resources.schedulers.torch import KLAdaptiveLR
 
 INPUTS = ("entropy_loss_scale", "value_loss_scale", "value_clip", "kl_threshold")
 """Numbers of the configuration that may be annealed, besides the clip of the ratio: graphs keep others."""
-PACKAGES = ("skrl", "torch")
-MEMORY_METHODS = ("sample", "sample_by_index", "get_sampling_indexes")
+PACKAGES = ("skrl",)
 KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)
 """What a step returns."""
 
@@ -49,7 +48,8 @@ def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
         steps.prepare()
         if steps.stock:
             steps.warn_of_stock(type(self).__name__, "skrl")
-            stock(self, timestep=timestep, timesteps=timesteps)
+            current = self._rl_triton_class.update
+            (stock if current is type(steps).of_skrl else current)(self, timestep=timestep, timesteps=timesteps)
         else:
             steps.complete_rollout(stock.__globals__["compute_gae"])
             steps.make_steps()
@@ -69,7 +69,7 @@ class PPOUpdate(CapturedUpdate):
 
     def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
-        self.agent, self.samples = agent, dict[str, Any]()
+        self.agent, self.samples, self.found = agent, dict[str, Any](), list[Any]()
 
     def prepare(self) -> None:
         """Find out how the steps of the moment are made."""
@@ -89,15 +89,18 @@ class PPOUpdate(CapturedUpdate):
         if memory is None:
             return "the agent has no memory to learn from"
         known = [x == agent._empty_preprocessor or type(x) is RunningStandardScaler for x in preprocessors]
-        is_random = isinstance(memory, RandomMemory) and not find_override(memory, MEMORY_METHODS, PACKAGES)
-        device = next(agent.policy.parameters()).device
+        device, update = next(agent.policy.parameters()).device, [type(self).of_skrl]
         reasons = {
             "with kl_threshold, one of several processes stops alone": config.torch.is_distributed and self.stops_early,
             "a preprocessor is not skrl's": not all(known),
-            "the memory makes minibatches of its own": not is_random,
+            "the memory makes minibatches of its own": not isinstance(memory, RandomMemory),
             "the memory lies on another device": any(x.device != device for x in memory.tensors.values()),
         }
-        return find_reason(reasons) or find_settings(agent.cfg, [self.of_skrl], PACKAGES, ())[0]
+        own = find_override(agent._rl_triton_class, ["update"], PACKAGES)
+        own = own or find_own([memory], update, PACKAGES, PPOUpdate.complete_rollout)
+        things, inputs = [memory, agent.optimizer], (*INPUTS, "ratio_clip")
+        replaced, self.found = find_settings(agent.cfg, update, PACKAGES, inputs, things)
+        return find_reason(reasons) or own or replaced
 
     def list_preprocessors(self) -> list[Any]:
         """Those of what the models are given."""
@@ -141,14 +144,14 @@ class PPOUpdate(CapturedUpdate):
     def find_numbers(self) -> dict[str, float | None]:
         """The numbers that a step reads; where it reads others that have changed, it is captured again."""
         agent, cfg = self.agent, self.agent.cfg
+        assert self.step is not None
         self.samples = {name: agent.memory.tensors_view.get(name) for name in agent._tensors_names}
         numbers = {name: getattr(cfg, name, None) for name in INPUTS}
         if hasattr(cfg, "ratio_clip"):
             numbers |= {"lowest_ratio": 1.0 - cfg.ratio_clip, "highest_ratio": 1.0 + cfg.ratio_clip}
         signs = [(not x, (x or 0) > 0) for x in numbers.values()]
-        functions = [self.make_step, self.compute_losses, self.step_optimizer]
-        settings = find_settings(cfg, functions, PACKAGES, numbers)
-        self.keep_settings([signs, settings, agent.scaler, find_pointers(self.samples)])
+        called = reach([type(self).of_skrl], chain(*map(list_modules, self.step.modules)), PACKAGES)
+        self.keep_settings([signs, self.found, called, agent.scaler, find_pointers(self.samples)])
         return numbers
 
     def make_steps(self) -> None:
@@ -173,7 +176,7 @@ class PPOUpdate(CapturedUpdate):
         assert step is not None
         step.resume()
         memory.sample(names=[], batch_size=len(memory), mini_batches=count)
-        minibatches = memory.get_sampling_indexes().to(self.agent.device).tensor_split(count)
+        minibatches = memory.sampling_indexes.to(self.agent.device).tensor_split(count)
         with step.held():
             for indices in minibatches:
                 rows.append(step(indices, train, numbers).clone())

@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override, is_written_in
+from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import Described
 from rl_triton_core import compute_gae
+from rl_triton_core.capture import is_written_in
 from rl_triton_core.extending import warn
 from rl_triton_core.losses import LogProbs, ppo_loss
 
@@ -27,13 +28,11 @@ try:
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
 
-    from rl_triton_adapters._rl_games_update import CapturedUpdateMixin
+    from rl_triton_adapters._rl_games_update import PACKAGES, CapturedUpdateMixin
 except ImportError as error:
     raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
 __all__ = ["TritonA2CAgent", "TritonAdvantagesMixin", "TritonDiscreteA2CAgent", "register_agents"]
-
-PACKAGES = ("rl_games",)
 
 
 class TritonAdvantagesMixin:

@@ -4,14 +4,13 @@ Where an option or a minibatch is left to TorchRL's own operations, the results 
 """
 
 import inspect
-import re
 
 import pytest
 import torch
 
 pytest.importorskip("torchrl")
 
-from overrides import derive, list_methods, override
+from replaced import list_changes, list_run
 from tensordict import TensorDict
 from tensordict.nn import (
     CompositeDistribution,
@@ -315,7 +314,7 @@ def test_an_interrupted_loss_leaves_what_that_of_torchrl_does(given, network):
             loss(batch)
         handle.remove()
         learning = [(name, x.requires_grad) for name, x in loss.named_parameters()]
-        kept = error.type, set(vars(loss)) - {"reason"}, learning, torch.is_grad_enabled()
+        kept = error.type, set(vars(loss)) - {"reason", "_asked"}, learning, torch.is_grad_enabled()
         left.append((kept, *compute_results(loss, batch)[:2]))
     assert left[0][0] == left[1][0]
     torch.testing.assert_close(left[1][1:], left[0][1:], rtol=1e-11, atol=1e-11)
@@ -616,28 +615,27 @@ def test_one_distribution_of_all_agents_is_left_to_torchrl(monkeypatch):
     assert_same_results(batch=agents, entropy_bonus=False, dtype=torch.float32)
 
 
-NOT_IN_A_LOSS = (
-    "_apply|_cached|_clear|_default|_erase|_forward|_make|_maybe_get|_networks|_prepare|_reset|_set|convert|f"
-)
-NOT_IN_A_LOSS += "|get_|in_keys|loss_mask_key|make_|named|out_keys|param|register|reset|set_|tensor_keys|value_|vmap"
-METHODS = [x for x in list_methods(ClipPPOLoss) if not re.match(NOT_IN_A_LOSS, x)]
-
-
-@pytest.mark.parametrize("of", ["class", "object"])
-@pytest.mark.parametrize("name", METHODS)
-def test_methods_of_users(name, of):
-    """The results are those of TorchRL's loss with the same method, whichever it is."""
-    batch, results = make_minibatch("normal"), []
-    is_method = inspect.isfunction(inspect.getattr_static(ClipPPOLoss, name))
-    for cls in (TritonClipPPOLoss, ClipPPOLoss):
-        kind = derive(cls, name) if of == "class" or not is_method else cls
-        loss = make_loss(kind, "normal", clip_value=0.3, normalize_advantage=True)
-        if of == "object" and is_method:
-            override(loss, name)
-        results.append(compute_results(loss, batch))
-        if cls is TritonClipPPOLoss and loss.reason:
-            assert name in loss.reason and "its own" in loss.reason
-    torch.testing.assert_close(*(x[:2] for x in results), rtol=1e-11, atol=1e-11)
+@pytest.mark.parametrize("head", ["normal", "categorical"])
+def test_every_function_that_torchrl_runs(head):
+    """Replaced, or a user's own: the results are those of TorchRL's loss with it, whichever it is."""
+    batch, reasons = make_minibatch(head), {}
+    losses = [
+        make_loss(cls, head, clip_value=0.3, normalize_advantage=True) for cls in (TritonClipPPOLoss, ClipPPOLoss)
+    ]
+    ran = list_run(["torchrl"], compute_results, losses[1], batch)
+    assert len(ran) > 50 and compute_results(losses[0], batch)[2]
+    for name, change in list_changes(ran, losses, torch.nn.Module.modules):
+        losses[0]._asked, found = (-1, ""), []
+        with change():
+            for loss in losses:
+                torch.manual_seed(0)
+                results = loss(batch.clone())
+                gradients = torch.autograd.grad(sum_terms(results).sum(), [*loss.parameters()], allow_unused=True)
+                found.append(({key: x.detach() for key, x in results.items()}, gradients))
+            reasons[name] = losses[0].reason
+        torch.testing.assert_close(*found, rtol=1e-11, atol=1e-11, msg=lambda text, name=name: f"{name}: {text}")
+    assert reasons["a class with PPOLoss.loss_critic"].startswith("TritonClipPPOLoss has its own loss_critic (")
+    assert not reasons["numbers"] and not reasons["a class with LossModule.named_parameters"]
 
 
 def mask_wrongly(batch):

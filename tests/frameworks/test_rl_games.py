@@ -123,8 +123,8 @@ def test_a_configuration_without_bounds(tmp_path):
     assert losses[0] == losses[1]
 
 
-METHODS = ["discount_values", "calc_losses", "bound_loss", "calc_gradients", "prepare_dataset", "train_actor_critic"]
-METHODS += ["get_action_values", "get_values", "play_steps", "_preproc_obs"]
+METHODS = ["discount_values", "calc_losses", "calc_gradients", "prepare_dataset", "train_actor_critic"]
+METHODS += ["get_action_values", "get_values", "play_steps"]
 
 
 @pytest.mark.parametrize("of", ["class before", "class behind", "object"])

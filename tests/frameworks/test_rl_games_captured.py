@@ -11,9 +11,8 @@ from gymnasium import spaces
 from overrides import override
 from ppo_rl_games import TensorEnv
 from recorded_graphs import allow_captures
-from rl_games.algos_torch import torch_ext
 from rl_games.algos_torch.a2c_continuous import A2CAgent
-from rl_games.common import a2c_common, common_losses, env_configurations, vecenv
+from rl_games.common import env_configurations, vecenv
 from rl_games.common.a2c_common import A2CBase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent
@@ -187,13 +186,7 @@ def set_others(agent, i):
         x.grad_norm = 1.0 if i < 2 else 0.05
 
 
-def change_modules(agent, i):
-    """What networks and their normalisation keep."""
-    for x in list_trainers(agent):
-        x.model.running_mean_std.epsilon = 1e-5 if i < 2 else 0.5
-
-
-@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2), (change_modules, 2)])
+@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
 def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
     """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     agents = []
@@ -375,20 +368,6 @@ def test_what_is_not_captured_of_a_central_value_network(reason, tmp_path, monke
     compare_all(ours, stock, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["train_net", "train_critic", "calc_gradients", "calc_loss", "_preproc_obs"])
-def test_methods_of_users_of_a_central_value_network(name, tmp_path, monkeypatch):
-    allow_captures(monkeypatch)
-    agents = [make_agent(mode, "pendulum", tmp_path, with_central_value()) for mode in ("triton", "stock")]
-    for agent in agents:
-        if not hasattr(agent.central_value_net, name):
-            pytest.skip("this version has no such method")
-        override(agent.central_value_net, name)
-        train(agent)
-    reason = f"this CentralValueTrain has its own {name}"
-    assert agents[0].describe_step().endswith(f"{OTHER}updates are those of RL-Games: {reason}")
-    compare_all(*agents, rtol=1e-4, atol=1e-5)
-
-
 def test_a_central_value_network_of_users(tmp_path, monkeypatch):
     """Switched off, bit for bit; with a method of users around its training; one that takes the place of another."""
     allow_captures(monkeypatch)
@@ -427,29 +406,10 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     for name in ("bound_loss", "calc_gradients"):
         agent = make_agent("triton", "pendulum", tmp_path)
         override(agent, name)
-        assert agent.describe_step() == f"updates are those of RL-Games: this TritonA2CAgent has its own {name}"
+        assert f"those of RL-Games: this TritonA2CAgent has its own {name}" in agent.describe_step()
     behind = type("Ours", (CLASSES["pendulum"], Own), {})
     agent = make_agent("triton", "pendulum", tmp_path, kind=behind)
-    assert agent.describe_step() == "updates are those of RL-Games: Own has its own calc_gradients"
-
-
-FUNCTIONS = [(common_losses, x) for x in ("actor_loss", "critic_loss", "default_critic_loss")]
-FUNCTIONS += [(torch_ext, "policy_kl"), (torch_ext, "apply_masks"), (a2c_common, "clip_grad_norm_")]
-
-
-@pytest.mark.parametrize("env", CLASSES)
-@pytest.mark.parametrize(("module", "name"), FUNCTIONS)
-def test_functions_that_rl_games_was_given(module, name, env, tmp_path, monkeypatch):
-    """For all of its agents: nothing of ours stands for them, and no graph keeps them."""
-    allow_captures(monkeypatch)
-    monkeypatch.setattr(module, name, getattr(module, name))  # which puts it back
-    override(module, name)
-    ours, stock = (train(make_agent(mode, env, tmp_path, with_central_value())) for mode in ("triton", "stock"))
-    reason = "captured" if name == "policy_kl" and env == "cartpole" else f".{name} is overrides."  # not called there
-    own, other = ours.describe_step().split("; " + OTHER)
-    assert ("actor_loss_func is not RL-Games'" if name == "actor_loss" else reason) in own
-    assert (reason if "critic" in name or name == "apply_masks" else "captured") in other
-    compare_all(ours, stock, rtol=1e-4, atol=1e-5)
+    assert agent.describe_step().startswith("updates are those of RL-Games: Own has its own calc_gradients (")
 
 
 def train_in_rank(rank, device, arm, folder):

@@ -1,29 +1,19 @@
 """TritonPPO of RSL-RL with users' own methods, in classes and on objects: the training is that of PPO with these."""
 
-import inspect
 from collections import Counter
 
 import pytest
 import torch
 from torch import nn
-from torch.distributions import Normal
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytest.importorskip("rsl_rl")
-from overrides import alter, alter_call, derive, list_methods, make_method, override
+from overrides import alter, alter_call
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
-from rsl_rl.modules.distribution import GaussianDistribution
-from rsl_rl.storage import RolloutStorage
 from test_rsl_rl import compare, make_runner, train, use_graphs
 
 from rl_triton_adapters.rsl_rl import TritonPPO
-
-MODEL = list_methods(MLPModel, "as_jit", "as_onnx", "_get_obs_dim", "_get_latent_dim")
-DISTRIBUTION = list_methods(GaussianDistribution, "as_deterministic_output_module", "input_dim", "init_mlp_weights")
-PLACES = [*(("model", name) for name in MODEL), *(("distribution", name) for name in DISTRIBUTION)]
-KINDS = {"model": MLPModel, "distribution": GaussianDistribution}
-METHODS = [(part, name) for part, name in PLACES if inspect.isfunction(inspect.getattr_static(KINDS[part], name))]
 
 
 def assert_same_training(change=lambda alg: None, classes=("PPO", TritonPPO), **network):
@@ -36,23 +26,6 @@ def assert_same_training(change=lambda alg: None, classes=("PPO", TritonPPO), **
         runners.append(runner)
     compare(runners[1], runners[0], rtol=1e-4, atol=2e-6)
     return runners[1].alg
-
-
-@pytest.mark.parametrize(("part", "name"), PLACES)
-def test_classes(part, name):
-    kind = derive(KINDS[part], name)
-    if part == "model":
-        assert_same_training(class_name=kind)
-    else:
-        assert_same_training(distribution_cfg={"class_name": kind})
-
-
-@pytest.mark.parametrize(("part", "name"), METHODS)
-def test_objects(part, name):
-    def change(alg):
-        override(alg.actor if part == "model" else alg.actor.distribution, name)
-
-    assert_same_training(change)
 
 
 @pytest.mark.parametrize("everywhere", [False, True])
@@ -82,40 +55,6 @@ def test_hooks_after_a_call():
 
     assert_same_training(change)
     assert calls[PPO] == calls[TritonPPO] > 0
-
-
-GIVEN = [
-    (MLPModel, "get_output_log_prob"),
-    (GaussianDistribution, "entropy"),
-    (Normal, "log_prob"),
-    (Normal, "entropy"),
-]
-
-
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize(("kind", "name"), [*GIVEN, (None, "get_output_log_prob")])
-def test_methods_that_a_framework_or_a_policy_is_given(kind, name, captured, monkeypatch):
-    """Between updates, for as long as a program runs."""
-    runners = [make_runner(class_name) for class_name in ("PPO", TritonPPO)]
-    graphs = use_graphs(monkeypatch, runners[1]) if captured else None
-    for runner in runners:
-        train(runner, 1)
-    if kind is not None:
-        monkeypatch.setattr(kind, name, make_method(kind, name))
-    for runner in runners:
-        if kind is None:
-            override(runner.alg.actor, name)
-        train(runner, 1)
-    compare(*runners[::-1], rtol=1e-4, atol=2e-6)
-    assert graphs is None or graphs.captures == 2
-
-
-@pytest.mark.parametrize(("module", "name"), [(nn.utils, "clip_grad_norm_"), (torch.distributed, "all_reduce")])
-def test_functions_that_an_update_calls(module, name, monkeypatch):
-    """Of PyTorch, which a program has replaced."""
-    stock = getattr(module, name)
-    monkeypatch.setattr(module, name, lambda parameters, size: stock(parameters, 0.1 * size))
-    assert f".{name} is " in assert_same_training().obstacle
 
 
 def test_numbers_that_are_computed():
@@ -204,17 +143,6 @@ def test_models_that_take_the_place_of_others(change, name, captured, monkeypatc
     assert update.step.graphs.captures == 1 if captured and not update.stock else update.step.reason
 
 
-def test_a_storage_with_minibatches_of_its_own():
-    class Reversed(RolloutStorage):
-        def mini_batch_generator(self, *args):
-            yield from reversed(list(super().mini_batch_generator(*args)))
-
-    def change(alg):
-        alg.storage.__class__ = Reversed
-
-    assert "Reversed has its own mini_batch_generator" in assert_same_training(change).obstacle
-
-
 @pytest.mark.parametrize("name", ["update", "compute_returns"])
 def test_algorithms_behind_ours(name):
     """A class in front of RSL-RL's, and ours in front of that."""
@@ -231,4 +159,4 @@ def test_algorithms_behind_ours(name):
     delattr(Own, "compute_returns" if name == "update" else "update")
     ours = type("Ours", (TritonPPO, Own), {})
     alg = assert_same_training(classes=(Own, ours))
-    assert alg.obstacle == ("Own has its own update" if name == "update" else "")
+    assert alg.obstacle.partition(" (")[0] == ("Own has its own update" if name == "update" else "")

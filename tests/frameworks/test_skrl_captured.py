@@ -1,13 +1,8 @@
 """Captured updates of PPO and A2C against skrl's own code on the same advantages; on a CPU with recorded graphs."""
 
-from functools import partial
-
 import pytest
 import torch
 from gpu_checks import GPU
-from overrides import alter_call
-from torch import nn
-from torch.nn import functional
 
 pytest.importorskip("skrl")
 from gpu_envs import ENVIRONMENTS
@@ -15,7 +10,6 @@ from ppo_skrl import TensorEnv, make_config, parse_arguments
 from recorded_graphs import allow_captures
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.ppo import PPO
-from skrl.agents.torch.ppo import ppo as stock_ppo
 from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.utils.runner.torch import Runner
@@ -144,12 +138,7 @@ def set_others(agent, i):
     agent.cfg.grad_norm_clip, agent.cfg.value_clip = (0.5, 0.2) if i < 2 else (0.1, 0)
 
 
-def change_modules(agent, i):
-    """What models and preprocessors keep."""
-    agent.policy._g_max_log_std, agent._observation_preprocessor.clip_threshold = (2.0, 5.0) if i < 2 else (-0.5, 0.3)
-
-
-@pytest.mark.parametrize("change", [anneal, set_others, change_modules])
+@pytest.mark.parametrize("change", [anneal, set_others])
 def test_settings_that_change_are_followed(change, tmp_path, monkeypatch):
     """Two graphs, of first and other epochs, are captured anew where another term counts, or for other settings.
 
@@ -170,17 +159,11 @@ def test_settings_that_change_are_followed(change, tmp_path, monkeypatch):
     assert agents[1]._rl_triton.step.graphs.captures == 2
 
 
-@pytest.mark.parametrize("module", [functional, nn.utils, stock_ppo])
-def test_functions_that_an_update_calls(module, tmp_path, monkeypatch):
-    """Of PyTorch or skrl, which a program replaces between updates: the update is skrl's own, with these."""
-    allow_captures(monkeypatch)
-    agents = [train(runner_class, tmp_path, "continuous", 1) for runner_class in (AdvantagesRunner, TritonRunner)]
-    name = {functional: "mse_loss", nn.utils: "clip_grad_norm_", stock_ppo: "compute_gae"}[module]
-    monkeypatch.setattr(module, name, partial(alter_call, getattr(module, name)))
-    for agent in agents:
-        update(agent)
-    compare(*agents[::-1], rtol=0, atol=0)
-    assert f".{name} is overrides.partial (" in agents[1].describe_step()
+def test_an_update_that_a_program_replaces_runs(tmp_path, monkeypatch):
+    agent, calls = train(TritonRunner, tmp_path, "continuous", 1), []
+    monkeypatch.setattr(PPO, "update", lambda self, **kwargs: calls.append(kwargs))
+    update(agent)
+    assert calls and agent.describe_step().startswith("updates are those of skrl: PPO has its own update")
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -244,7 +227,7 @@ class Scaler(RunningStandardScaler):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda agent: setattr(agent.memory, "__class__", Newest), "the memory makes minibatches of its own"),
+        (lambda agent: setattr(agent.memory, "__class__", Newest), "Newest has its own sample"),
         (lambda agent: setattr(agent, "_observation_preprocessor", Scaler(4)), "a preprocessor is not skrl's"),
         (
             lambda agent: agent.memory.tensors.update(x=torch.zeros(1, device="meta")),
@@ -258,7 +241,7 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
         runner = make_runner(runner_class, tmp_path, "discrete", 2)
         change(runner.agent)
         if runner_class is TritonRunner:
-            assert runner.agent.describe_step() == f"updates are those of skrl: {reason}"
+            assert runner.agent.describe_step().startswith(f"updates are those of skrl: {reason}")
             with pytest.warns(RuntimeWarning, match=f"TritonPPO updates as skrl does: {reason}"):
                 runner.run("train")
         else:

@@ -14,11 +14,11 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, general_
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rl_triton_adapters._overrides import is_written_in
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_adapters.rllib.gae import compute_gae_of_slots
 from rl_triton_adapters.rllib.v_trace import vtrace
 from rl_triton_core import check_backend
+from rl_triton_core.capture import is_written_in
 
 OLDEST_RAY = (2, 56)
 SLOTS = {

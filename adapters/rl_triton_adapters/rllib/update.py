@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
-from rl_triton_adapters._overrides import find_replaced, is_written_in
+from rl_triton_adapters._overrides import find_replaced
 from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
-from rl_triton_core.capture import CapturedStep, is_input, list_functions
+from rl_triton_core.capture import CapturedStep, is_input, is_written_in, list_functions
 from rl_triton_core.compiled import CompiledUpdate
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself

@@ -1,14 +1,15 @@
 """What of libraries a step of a framework can run, found by the names in its code."""
 
 from collections.abc import Iterable, Iterator
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from operator import itemgetter
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 FOLLOWED = ("torch.distributions", "torch.nn", "torch.optim")
 """Whose functions are looked into as the framework's are: those in Python that call others by their names."""
 CONSTRUCTORS = ("__init__", "__new__")
+MADE = ("namedtuple_", "_cython_", "pybind11_")  # modules that compilers and Python make up
 HEAP = 1 << 9  # the flag of classes whose attributes can be set
 
 
@@ -82,7 +83,7 @@ class Reach:
         for key in keys:
             x = place[key]
             self.add_kinds(map(type, x.values() if isinstance(x, dict) else [x]))
-            if key not in own and not isinstance(x, type | ModuleType) and (callable(x) or hasattr(x, "__get__")):
+            if key not in own and not isinstance(x, type | ModuleType) and (callable(x) or hasattr(type(x), "__get__")):
                 own[key] = x
                 new = [y for y in list_functions(x) if y not in self.seen]
                 self.waiting += [y for y in new if f"{y.__globals__.get('__name__')}.".startswith(self.followed)]
@@ -93,12 +94,53 @@ def list_functions(x: Any) -> Iterator[FunctionType]:
     """The functions that an attribute is made of: what decorators made, then what they were given."""
     while x is not None:
         x = x.fget if isinstance(x, property) else x.func if isinstance(x, cached_property | partial) else x
-        x = getattr(x, "__func__", x)
+        x = x.__func__ if isinstance(x, classmethod | staticmethod | MethodType) else x
         if isinstance(x, FunctionType):
             yield x
-        x = getattr(x, "__wrapped__", None)
+        x = getattr(x, "__dict__", {}).get("__wrapped__")
 
 
 def list_names(code: CodeType) -> list[str]:
     """The names of variables of modules and of attributes that a function's code has."""
     return [*code.co_names, *(name for x in code.co_consts if isinstance(x, CodeType) for name in list_names(x))]
+
+
+@lru_cache(maxsize=256)
+def list_read(
+    kind: type, functions: tuple[Any, ...], packages: tuple[str, ...], without: tuple[str, ...] = ()
+) -> list[str]:
+    """What functions read, and in turn the methods of a framework that they call of a class, without some by name."""
+    found = [y for x in functions for y in list_functions(x)]
+    for function in found:
+        names = [x for x in list_names(function.__code__) if x not in without]
+        methods = [vars(x)[name] for name in names for x in kind.__mro__ if name in vars(x)]
+        known = (y for x in methods for y in list_functions(x) if is_written_in(packages, y))
+        found += dict.fromkeys(x for x in known if x not in found)
+    return [*dict.fromkeys(name for x in found for name in list_names(x.__code__))]
+
+
+def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
+    """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
+    modules = *modules, *(list_homes(attribute) or [""])
+    return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
+
+
+def locate(x: Any) -> str:
+    """Where a function was written, in brackets; nothing if it is not in Python."""
+    return next((f" ({y.__code__.co_filename}:{y.__code__.co_firstlineno})" for y in list_functions(x)), "")
+
+
+def list_homes(attribute: Any) -> list[str]:
+    """The modules where the functions were written that an attribute of a class is made of."""
+    return [str(x.__globals__.get("__name__")) for x in list_functions(attribute)]
+
+
+def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
+    """What is said of a function that is not a library's, or has another name than it is found by; else nothing."""
+    functions = [*list_functions(x)]
+    homes = list_homes(x) or [type(x).__module__]
+    is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
+    has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
+    if is_known and (has_name or not (functions or isinstance(x, partial))):
+        return ""
+    return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"

@@ -38,7 +38,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test accuracy speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -118,10 +118,6 @@ docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 
 gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
 	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
-
-accuracy: $(READY) ## Measure rounding errors on this CPU, and write the pages of results
-	$(MEASURE) accuracy
-	$(REPORT)
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
 	$(MEASURE) calls_cpu

@@ -52,7 +52,6 @@ CALLS = ("headline", "sweep", "rows", "retrace_long", "long", "large", "flags", 
 RAY = ("ray", "gymnasium")
 BENCHMARKS = {
     **{f"calls_{name}": Benchmark("calls", argument=name) for name in CALLS},
-    "accuracy": Benchmark("accuracy"),
     "first_call": Benchmark("first_call", ("numba",)),
     "losses": Benchmark("losses"),
     "packed": Benchmark("packed"),

@@ -1,8 +1,7 @@
 """What the estimators take and give, and the papers' equations by way of any scan; nothing of ours is imported here.
 
 Tensors have environments and time in either order; `dim` is the dimension of time. With a serial scan in float64 this
-is the oracle that every arm must agree with, with a serial scan in float32 the loop whose rounding errors ours are
-compared with, and with a doubling scan the baseline that torch.compile makes fast.
+is the oracle that every arm must agree with, and with a doubling scan the baseline that torch.compile makes fast.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ MAX_ENVS_ON_CPU = 256
 
 
 class Rates(NamedTuple):
-    """γ and λ: numbers, or tensors that broadcast against the steps."""
+    """γ and λ."""
 
-    gamma: float | Tensor = GAMMA
-    lambda_: float | Tensor = 1.0
+    gamma: float = GAMMA
+    lambda_: float = 1.0
 
 
 # --- scans ------------------------------------------------------------------------------------------------------------
@@ -175,11 +174,6 @@ def solve_traces(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor,
 def solve_prefix_sum(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
     """C[t] = x + C[t-1] within an episode."""
     return solve_traces(i, dim, Rates(1.0, 1.0), scan)
-
-
-def solve_linear(i: Inputs, dim: int, rates: Rates, scan: Scan, reverse: bool) -> tuple[Tensor, ...]:
-    """The scan itself."""
-    return (scan(i["alpha"], i["beta"], dim, reverse),)
 
 
 class Estimator(NamedTuple):

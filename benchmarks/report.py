@@ -574,7 +574,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 TABLES = (
     "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
-    "packed", "losses", "multi_gpu", "accuracy",
+    "packed", "losses", "multi_gpu",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 OF_LOGITS: list[Column] = [

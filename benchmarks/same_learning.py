@@ -62,9 +62,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "TD3": {"gamma": 0.98, "learning_starts": 1000, "policy_kwargs": {"net_arch": [64, 64]}},
 }
 MODULES = {"RecurrentPPO": "contrib", "MaskablePPO": "contrib", "A2C": "captured", "DQN": "dqn", "TD3": "td3"}
-PARTS = ("fused Adam", "LSTM in one call")
-"""Arms that have one part of what ours does."""
-ARMS = {"RecurrentPPO": ("control", *PARTS), "TD3": ("control", PARTS[0])}
+FUSED = "fused Adam"
+"""The arm of stock with PyTorch's fused Adam, which is ours for TD3 on a CPU."""
+ARMS = dict.fromkeys(("RecurrentPPO", "TD3"), ("control", FUSED))
 """Besides stock and ours."""
 EPISODES = 20
 
@@ -134,8 +134,8 @@ def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
     if arm == "ours":
         kind = getattr(import_module(f"rl_triton_adapters.sb3.{MODULES[name]}"), f"Triton{name}")
         options |= {"acceleration": "auto"} if name == "RecurrentPPO" else {}
-    if arm in PARTS:
-        kind = add_part(kind, arm)
+    if arm == FUSED:
+        kind = fuse_adam(kind)
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
     model = kind(policy, make_envs(setting), seed=seed, device=device, **options)
     if arm == "control":
@@ -146,25 +146,20 @@ def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
     return model
 
 
-def add_part(kind: Any, part: str) -> Any:
-    """Stock with one part of what ours does."""
+def fuse_adam(kind: Any) -> Any:
+    """Stock with PyTorch's fused Adam."""
     from rl_triton_adapters._optimizers import fuse_optimizer
-    from rl_triton_adapters.sb3.base import replace_methods
-    from rl_triton_adapters.sb3.contrib import process_sequences
 
-    class WithPart(kind):
+    class Fused(kind):
         """That."""
 
         def train(self, *args: Any, **kwargs: Any) -> None:
             policy = self.policy
-            if part == PARTS[0]:
-                for x in (policy.actor, policy.critic) if hasattr(policy, "actor") else (policy,):
-                    fuse_optimizer(x.optimizer)
-                return super().train(*args, **kwargs)
-            with replace_methods(policy, _process_sequence=process_sequences):
-                super().train()
+            for x in (policy.actor, policy.critic) if hasattr(policy, "actor") else (policy,):
+                fuse_optimizer(x.optimizer)
+            super().train(*args, **kwargs)
 
-    return WithPart
+    return Fused
 
 
 def make_envs(setting: Setting) -> Any:

@@ -4,7 +4,6 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import accuracy, first_call, learning, regimes, report, results
+from benchmarks import first_call, learning, regimes, report, results
 from benchmarks.results import ROOT, Result, make_row
 
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
@@ -92,38 +91,6 @@ def test_the_headline_is_what_the_file_has():
 
 
 # --- single benchmarks ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cpu_backend_is_the_serial_loop(dtype):
-    pytest.importorskip("numba")
-    rows = list(accuracy.measure(accuracy.Setting("cpu", "compute_gae", dtype, 16), QUICK))
-    ratios = {row.metric: row.median for row in rows if "ratio" in row.metric}
-    assert [*ratios] == (["ratio"] if dtype == "float32" else ["ratio to rounding", "beyond rounding, ratio"])
-    assert all(x <= 1.001 for x in ratios.values()) and not any(row.note for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "bad"),
-    [
-        ("ratio", [1.0, 2.0], False),
-        ("ratio", [2.1, 1.0], True),
-        ("ratio", [1.0, np.nan], True),
-        ("ratio to rounding", [1.009, 1.0], False),
-        ("ratio to rounding", [1.0, 0.98], True),
-        ("beyond rounding, ratio", [2.1], True),
-    ],
-)
-def test_every_limit_is_checked(name, values, bad):
-    row, _ = accuracy.list_worst([{name: x, "error": x} for x in values])
-    assert row.note.startswith("wrong") is bad
-
-
-def test_committed_results_keep_the_limits():
-    for found in results.read_machines("accuracy").values():
-        for row in found.rows:
-            if "ratio" in row.metric:
-                assert not next(accuracy.list_worst([{row.metric: row.median}])).note
 
 
 def test_first_calls_with_and_without_what_was_compiled(monkeypatch):

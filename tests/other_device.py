@@ -140,7 +140,6 @@ CALLS = {
         },
     ),
     "tokens": (losses.token_log_probs, {"logits": X[0], "tokens": (2 * X[1, :, 0].abs()).long(), "entropy": True}),
-    "value loss": (losses.value_loss, {"values": ROW, "returns": OLD}),
 }
 """Functions and their arguments, first the one by which a gradient is taken."""
 

@@ -3,7 +3,6 @@
 from rl_triton_core._internal.loss.solve import get_gradients
 from rl_triton_core.losses.group import group_normalize
 from rl_triton_core.losses.grpo import grpo_loss
-from rl_triton_core.losses.parts import kl_divergence, value_loss
 from rl_triton_core.losses.policies import Bernoulli, Categorical, Gaussian, LogProbs, MultiCategorical, Policy
 from rl_triton_core.losses.ppo import Normalization, PPOLoss, ppo_loss
 from rl_triton_core.losses.tokens import TokenLogProbs, token_log_probs
@@ -21,8 +20,6 @@ __all__ = [
     "get_gradients",
     "group_normalize",
     "grpo_loss",
-    "kl_divergence",
     "ppo_loss",
     "token_log_probs",
-    "value_loss",
 ]

@@ -78,6 +78,12 @@ def grpo_loss(
         "sequence-mean"    sum over sequences of the mean over their tokens / number of sequences    GRPO
         "sequence-sum"     sum over all tokens / number of sequences                           Dr. GRPO
 
+        kl_estimator       KL, with x = ref_log_probs − log_probs                              its derivative
+        "k1"               −x                                                                  1
+        "k2"               x²/2                                                                −x
+        "k3"               exp(x) − 1 − x                                                      1 − exp(x)
+        "k1+", "k3+"       as "k1" and "k3"                                                    −x, as verl's
+
     `normalizer` takes the place of the number that the sum is divided by. Statistics beside the loss and its parts are
     means over tokens, each with its weight in the loss.
 
@@ -106,8 +112,7 @@ def grpo_loss(
         tau_negative: τ of "sapo" elsewhere.
         entropy_coef: Coefficient of the entropy, which is maximised.
         kl_coef: Coefficient of the KL divergence.
-        kl_estimator: How the divergence is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or ``"k3+"``, see
-            `kl_divergence`.
+        kl_estimator: How the divergence is estimated, see above; "k2+" is "k2".
         kl_times_ratio: Whether the divergence of a token is r·KL, which corrects it for tokens that another policy drew
             (DeepSeek-V3.2); not with the ratio "sequence".
         aggregation: See above.

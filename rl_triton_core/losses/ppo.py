@@ -126,7 +126,7 @@ def ppo_loss(
         kl_coef: Coefficient of the KL divergence: from the old policy, where `policy` has outputs of its network, or
             from a reference policy.
         kl_estimator: How the divergence from `ref_log_probs` is estimated: ``"k1"``, ``"k2"``, ``"k3"``, ``"k1+"`` or
-            ``"k3+"``, see `kl_divergence`.
+            ``"k3+"``, see `grpo_loss`.
         log_ratio_clamp: The largest |log r|, and |x| of "k3", beyond which the derivative is 0; None does not clamp.
         kl_clip: The largest divergence of an element, beyond which its derivative is 0, but for "k1+" and "k3+"; None
             does not clip.

@@ -135,8 +135,6 @@ for name, logits, actions, nvec in (
     arguments = categorical_ppo_loss, {"logits": logits}
     add_slots(name, *arguments, INTEGERS, {"actions": actions}, **LOSS, **MASK, nvec=nvec)
 add_slots("categorical_ppo_loss", *arguments, FLAGS, MASK, **LOSS, actions=actions, nvec=None)
-add_slots("value_loss", losses.value_loss, VALUES, FLAGS, MASK, returns=draw(*SHAPE))
-add_slots("kl_divergence", losses.kl_divergence, LOG_PROBS, FLAGS, MASK, ref_log_probs=draw(*SHAPE), estimator="k3")
 TOKENS, PACKED_TOKENS = {"log_probs": draw(*SHAPE)}, {"log_probs": draw(sum(LENGTHS))}
 PACKED_MASK = {"mask": draw_flags(sum(LENGTHS))}
 for aggregation in ("token-mean", "sequence-mean", "sequence-sum"):

@@ -16,11 +16,11 @@ pytest.importorskip("numba")
 
 COMPUTE_VALUE_LOSS = """
     import torch
-    from rl_triton_core.losses import LogProbs, ppo_loss, value_loss
+    from rl_triton_core.losses import LogProbs, ppo_loss
 
     one, two = torch.tensor([1.0, 1.0]), torch.tensor([1.0, 2.0])
     {before}
-    print(float(value_loss(two, one * 0, backend="cpu")))
+    print(float(ppo_loss(LogProbs(one), None, one, one, values=two, returns=one * 0, backend="cpu").value_loss))
 """
 
 
@@ -36,7 +36,7 @@ def test_functions_of_different_losses_have_different_names():
     from rl_triton_core._internal.equations.numba import numba_language
     from rl_triton_core._internal.loss.equations import compile_equations, compute_terms
 
-    choices = [Choices("none", clipped_value=name) for name in ("none", "sb3")]
+    choices = [Choices("sampled", clipped_value=name) for name in ("none", "sb3")]
     languages = [numba_language(kind, contracts) for kind in (np.float32, np.float64) for contracts in (False, True)]
     terms = [compile_equations(*x, (compute_terms,))["compute_terms"] for x in product(choices, languages)]
     assert len({x.py_func.__qualname__ for x in terms}) == 8

@@ -129,7 +129,7 @@ class LossPass:
         self.length, self.per_sequence, self.exchange = problem.length, problem.per_sequence, problem.exchange
         self.is_differentiated = any(problem.wanted)
         self.evaluate, self.write_gradients = compile_head(problem.choices.head, bool(problem.old_inputs), self.kind)
-        self.evaluate_terms = compile_terms(Choices("none", *problem.choices[1:]), self.kind)
+        self.evaluate_terms = compile_terms(Choices("sampled", *problem.choices[1:]), self.kind)
 
     def __call__(self, addresses: tuple[int, ...], coefficients: Any, divisor: Any, rule: Any) -> None:
         """Write the loss, the statistics and the gradients that are wanted."""

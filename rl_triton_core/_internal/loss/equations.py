@@ -435,7 +435,6 @@ def bernoulli_kl_slopes(x: Any, y: Any, old: Any, old_y: Any, peak: Any, old_pea
 
 
 HEADS = {
-    "none": Head(sampled_sums, given_readout, sampled_slopes),
     "given": Head(given_sums, given_readout, given_slopes),
     "sampled": Head(sampled_sums, given_readout, sampled_slopes),
     "categorical": Head(

@@ -50,8 +50,6 @@ class LossConfig:
     INDEXED: bool
     """Whether actions are indices."""
     HAS_ACTIONS: bool
-    HAS_INPUTS: bool
-    """Whether there is a policy."""
     HAS_OLD: bool
     """Whether there is an old network."""
     WANTED: int
@@ -384,13 +382,12 @@ def evaluate_parts(
     entropy = tl.zeros([BLOCK], tl.float32)
     kl = tl.zeros([BLOCK], tl.float32)
     heads = ()
-    if CONFIG.HAS_INPUTS:
-        for part in tl.static_range(len(CONFIG.WIDTHS)):
-            own = evaluate_part(networks, actions, part, index, valid, SUMS, READOUT, KL_SUMS, KL, CONFIG)
-            log_prob += own[0]
-            entropy += own[1]
-            kl += own[2]
-            heads = heads + (own[3],)
+    for part in tl.static_range(len(CONFIG.WIDTHS)):
+        own = evaluate_part(networks, actions, part, index, valid, SUMS, READOUT, KL_SUMS, KL, CONFIG)
+        log_prob += own[0]
+        entropy += own[1]
+        kl += own[2]
+        heads = heads + (own[3],)
     return log_prob, entropy, kl, heads
 
 

@@ -79,7 +79,7 @@ class LossProblem:
     @property
     def like(self) -> torch.Tensor:
         """A tensor on the device, with an element in the first dimension for each of the minibatch."""
-        return self.inputs[0] if self.inputs else self.differentiable[0]
+        return self.inputs[0]
 
     @property
     def differentiable(self) -> tuple[torch.Tensor, ...]:

@@ -56,11 +56,6 @@ def solve_loss(
     return results
 
 
-def take_loss(loss: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
-    """A loss without its statistics."""
-    return loss
-
-
 def finish_loss(
     arrange: Callable[[torch.Tensor, torch.Tensor], R],
     targets: Targets | None,

@@ -215,7 +215,7 @@ def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
 def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
     """What a `LossConfig` says of the problem."""
     streams = problem.streams
-    xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[: min(1, len(problem.inputs))]
+    xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[:1]
     wanted = sum(1 << i for i, x in enumerate(xs) if x is not None)
     if len(xs) == 1 and wanted:
         wanted = (1 << len(problem.sizes)) - 1
@@ -223,7 +223,6 @@ def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[
     return {
         "INDEXED": problem.head.indexed,
         "HAS_ACTIONS": streams.actions is not None,
-        "HAS_INPUTS": bool(problem.inputs),
         "HAS_OLD": bool(problem.old_inputs),
         "WANTED": wanted,
         "SEARCH": search,

@@ -44,7 +44,7 @@ SOURCE = hash_file(str(memory.__file__))
 class Loss(NamedTuple):
     """What a loss is compiled for."""
 
-    head: str = "none"
+    head: str = "sampled"
     value_clip_mode: str = "sb3"
     has_old: bool = False
     """Whether there are the old policy's outputs, to which there is a divergence."""

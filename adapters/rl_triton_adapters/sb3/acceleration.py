@@ -168,7 +168,8 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _gather_minibatch(self, indices: torch.Tensor) -> dict[str, Any]:
         """Return these samples of the rollout, by the names of `fields`."""
-        return pytree.tree_map(lambda x: x.index_select(0, indices), self._rollout)
+        batch: dict[str, Any] = pytree.tree_map(lambda x: x.index_select(0, indices), self._rollout)
+        return batch
 
     def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         """Make a step of the optimizer, with clipped gradients, unless the update has come to its end.

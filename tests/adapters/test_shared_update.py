@@ -193,7 +193,7 @@ def test_what_a_function_reads_and_calls(monkeypatch):
     assert find(Thing(0.5))[1] != known[1] and find(Thing(0.5), inputs=["scale"]) == find(Thing(), inputs=["scale"])
     assert find(Thing(2.0))[0] == "Thing computes offset"
     assert find(Thing(), packages=("torch",))[0].startswith(f"{__name__}.compute_target is {__name__}.compute_target (")
-    for own in (partial(torch.clamp, min=0.0), Mock()):
+    for own in (partial(torch.clamp, min=0.0), partial(nn.functional.relu, inplace=True), Mock()):
         monkeypatch.setattr(nn.functional, "relu", own)
         assert find(Thing())[0].startswith("torch.nn.functional.relu is ")
     monkeypatch.setattr(nn.functional, "relu", nn.functional.relu6)

@@ -141,6 +141,6 @@ def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
     homes = list_homes(x) or [type(x).__module__]
     is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
     has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
-    if is_known and (has_name or not (functions or isinstance(x, partial))):
+    if is_known and not isinstance(x, partial) and (has_name or not functions):
         return ""
     return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"

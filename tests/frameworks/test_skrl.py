@@ -73,7 +73,7 @@ def test_every_agent_without_memory_has_a_class(agent_class):
     assert issubclass(derived, agent_class) and derived.__name__ == f"Triton{agent_class.__name__}"
     is_captured = agent_class in (PPO, A2C)
     assert is_captured == hasattr(derived, "recapture")
-    update = derived.update.__wrapped__ if is_captured else derived.update
+    update = derived.update.__wrapped__.__wrapped__ if is_captured else derived.update
     assert update.__globals__["compute_gae"].__wrapped__ is estimate_advantages
     assert update.__code__ is agent_class.update.__code__
     assert type(pickle.loads(pickle.dumps(object.__new__(derived)))) is derived  # as ParallelTrainer sends agents
@@ -91,7 +91,7 @@ def test_an_update_behind_ours_is_refused():
         def update(self, **kwargs):
             super().update(**kwargs)
 
-    with pytest.raises(TypeError, match="Ours: Own has its own update, and got TritonPPO in front of it"):
+    with pytest.raises(TypeError, match="Ours: Own has its own update .*, and got TritonPPO in front of it"):
         type("Ours", (TritonPPO, Own), {})
     assert type("Ours", (Own, TritonPPO), {}).update is Own.update
 

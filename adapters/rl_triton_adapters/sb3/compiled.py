@@ -8,7 +8,7 @@ from torch import nn
 
 from rl_triton_adapters._overrides import find_override, find_own, has_hooks, list_modules
 from rl_triton_adapters.sb3.base import PACKAGES
-from rl_triton_adapters.sb3.policies import EXTRACTING, find_head, find_own_methods, list_sizes
+from rl_triton_adapters.sb3.policies import EXTRACTING, explain_head, find_head, list_sizes
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 from rl_triton_core.extending import say
@@ -48,7 +48,7 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     if getattr(policy, "use_sde", False):
         return "exploration is state-dependent"
     if head is None:
-        return find_own_methods(policy) or f"{name} has a distribution of its own"
+        return explain_head(policy)
     networks = getattr(policy, "mlp_extractor", nn.Identity())
     owned = [x for part in (networks, policy.action_net, policy.value_net) for x in list_modules(part)]
     known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}

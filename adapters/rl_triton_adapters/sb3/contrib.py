@@ -21,7 +21,7 @@ from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.sb3.base import PACKAGES, check_acceleration, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
-from rl_triton_adapters.sb3.policies import find_head, find_own_methods, list_sizes
+from rl_triton_adapters.sb3.policies import explain_head, list_sizes
 from rl_triton_adapters.updates import describe_update
 
 try:
@@ -75,9 +75,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
 
     def find_obstacle(self) -> str:
         """As for other algorithms; a distribution that is not known may have masks of another form, too."""
-        unknown = f"{type(self.policy).__name__} has a distribution of its own"
-        own = super().find_obstacle() or find_own_methods(self.policy)
-        return own or (unknown if find_head(self.policy) is None else "")
+        return super().find_obstacle() or explain_head(self.policy)
 
     def _can_update(self) -> bool:
         """Not where nothing is allowed, which sb3-contrib gives an entropy of 0."""

@@ -42,6 +42,12 @@ def find_head(policy: Any) -> str | None:
     return None if head is None or find_own_methods(policy) else head
 
 
+def explain_head(policy: Any) -> str:
+    """Why there is no kind of it; empty if there is one."""
+    unknown = f"{type(policy).__name__} has a distribution of its own"
+    return "" if find_head(policy) is not None else find_own_methods(policy) or unknown
+
+
 def find_own_methods(policy: Any) -> str:
     """Which method of a policy or its distribution is a user's, of those that `apply_networks` and others go around."""
     stock = [x for name in ("forward", "evaluate_actions") for x in list_stock(type(policy), name, PACKAGES)]

@@ -1,6 +1,7 @@
 """What all threads of a process share, and a look at it from another thread."""
 
 import gc
+import itertools
 import locale
 import logging
 import os
@@ -9,6 +10,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -77,3 +79,20 @@ def assert_unchanged(work):
     for state in (*found, read_state()):
         assert_same(state, before)
     return len(found)
+
+
+@contextmanager
+def interrupted(count, *functions):
+    """Inside, a call of one of the functions is Ctrl-C: the one of this count. A generator's is where it draws."""
+    codes, calls = {x.__code__ for x in functions}, itertools.count(1)
+
+    def profile(frame, event, _):
+        begins = event == "call" and frame.f_code in codes and "indices" not in frame.f_locals
+        if begins and next(calls) == count:
+            raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)

@@ -16,6 +16,7 @@ from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
 from gymnasium import spaces
+from process_state import interrupted
 from recorded_graphs import allow_captures
 from sb3_contrib import QRDQN, TQC, CrossQ
 from stable_baselines3 import DDPG, DQN, SAC, TD3
@@ -660,13 +661,8 @@ def test_modes_that_the_user_keeps_are_kept():
 
 
 def test_modes_are_put_back_where_setting_them_is_interrupted():
-    class Interrupted(torch.nn.Identity):
-        def children(self):
-            raise KeyboardInterrupt
-
     policy = make_model(TritonTD3).policy
-    policy.actor.more = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt), interrupted(5, torch.nn.Module.train):
         TrainingModes(policy).set_mode(False)
     assert None not in [x["training"] for x in map(vars, policy.modules())]
 

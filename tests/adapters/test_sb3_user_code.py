@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("sb3_contrib")
 from overrides import list_methods
 from process_state import assert_same as assert_unchanged
-from process_state import read_state
+from process_state import interrupted, read_state
 from recorded_graphs import allow_captures
 from sb3_contrib import CrossQ, RecurrentPPO
 from stable_baselines3 import TD3
@@ -35,6 +35,7 @@ from rl_triton_adapters.sb3.sac import TritonSAC
 
 STOCK = ON_POLICY | OFF_POLICY | {TritonRecurrentPPO: RecurrentPPO}
 NUM_STEPS = 40
+WAYS = {how: f"updates are {how}" for how in ("compiled", "captured")}
 
 
 class Callback(BaseCallback):
@@ -217,8 +218,7 @@ def make_users(kind, how, monkeypatch, **options):
 def test_user_code_is_called_as_by_stock(kind, how, monkeypatch):
     stock, ours = make_users(kind, how, monkeypatch)
     assert find_difference(ours.learn(), stock.learn()) == [] and len(stock.heard) > 100
-    reason = {"compiled": "updates are compiled", "captured": "updates are captured"}.get(how, "without a graph")
-    assert reason in ours.model.describe_step()
+    assert WAYS.get(how, "without a graph") in ours.model.describe_step()
 
 
 @pytest.mark.parametrize("kind", STOCK)
@@ -270,18 +270,13 @@ def test_user_code_that_ends_the_work_leaves_all_as_in_stock(kind, how, monkeypa
 @pytest.mark.parametrize("how", ["compiled", "hooks", "captured"])
 def test_epochs_before_an_interruption_count(how, monkeypatch):
     """Those that are over; Ctrl-C comes where the next one is drawn."""
-    users, draw = make_users(TritonPPO, how, monkeypatch), np.random.permutation
+    users = make_users(TritonPPO, how, monkeypatch)
     for user in users:
-        draws = iter([draw, draw, draw, interrupt])
-        monkeypatch.setattr(np.random, "permutation", lambda x, draws=draws: next(draws)(x))
-        with pytest.raises(KeyboardInterrupt):
+        drawing = type(user.model.rollout_buffer).get, TritonPPO._draw_permutation
+        with pytest.raises(KeyboardInterrupt), interrupted(4, *drawing):
             user.learn()
-    assert users[0].model._n_updates == 3
+    assert users[0].model._n_updates == 3 and WAYS.get(how, "without a graph") in users[1].model.describe_step()
     assert_same(*(x.model for x in users), how)
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 @CASES

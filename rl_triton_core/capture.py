@@ -324,13 +324,12 @@ class CapturedStep:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
             with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
                 self.graphs.warm_up(call, warm_ups)
-                with undo.refuse_accumulation(list_carried()), host.note_changes() as changes:
-                    self.graphs.warm_up(call, 1)
+                with undo.refuse_accumulation(list_carried()):
+                    _, changes = host.watch(lambda: self.graphs.warm_up(call, 1))
                 if changes:
                     raise RuntimeError(f"the step changes {changes[0]} on the host in every call")
             with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
-                with host.note_changes() as changes:
-                    results, replay = self.graphs.capture(call, generators)
+                (results, replay), changes = host.watch(lambda: self.graphs.capture(call, generators), can_repeat=False)
                 gradients = [(x, x.grad) for x in list_carried()]
         torch.clear_autocast_cache()
         self.pointers = find_pointers(self.tensors(), self.optimizers)

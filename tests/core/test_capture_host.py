@@ -1,13 +1,16 @@
 """What modules keep on the host, and draw there: a graph follows it, or the step runs eagerly and says why."""
 
+import itertools
 import random
 import re
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from gpu_checks import GPU
 from recorded_graphs import allow_captures
 from test_capture import DEVICES, assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
@@ -151,9 +154,17 @@ def read_states(part):
     return *states, part.numpy.bit_generator.state, part.legacy.get_state()[1].tolist()
 
 
+@pytest.fixture
+def other_thread():
+    """One that waits for work."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        yield pool
+
+
 @DEVICES
 @pytest.mark.parametrize("name", DRAWS)
-def test_draws_on_the_host_run_eagerly(name, device, monkeypatch):
+def test_draws_on_the_host_run_eagerly(name, device, monkeypatch, other_thread):
     """They are those of eager steps, one for each call, and so is what is drawn later."""
     trainings, states = make_pair(monkeypatch, device, optimizer="sgd"), []
     for training in trainings:
@@ -171,8 +182,10 @@ def test_draws_on_the_host_run_eagerly(name, device, monkeypatch):
 
 
 @pytest.mark.parametrize("draw", [lambda part: torch.rand(()), lambda part: torch.rand((), generator=part.torch)])
-def test_draws_of_pytorch_on_the_host(draw, monkeypatch):
+@pytest.mark.parametrize("thread", [None, "other_thread"])
+def test_draws_of_pytorch_on_the_host(draw, thread, monkeypatch, request):
     """Beside a device; on a CPU they are the device's, and graphs repeat them."""
+    _ = thread and request.getfixturevalue(thread)
     allow_captures(monkeypatch)
     for device, reason in (("meta", "draws from"), ("cpu", "")):
         part = Drawing(lambda part: draw(part).item())
@@ -188,6 +201,33 @@ def test_draws_of_pytorch_on_the_host(draw, monkeypatch):
         part.torch.set_state(states[0]), torch.set_rng_state(states[1])
         expected = [part(torch.ones(1, device=device)) for _ in range(3)]
         assert device == "meta" or torch.equal(torch.stack(results), torch.stack(expected))
+
+
+@pytest.mark.parametrize("device", ["meta", GPU])
+@pytest.mark.parametrize(
+    ("name", "when"), [("of torch", [1, 2, 3, 4, 5, 6]), ("Generator", [4, 6]), ("Random", [4, 6])]
+)
+def test_draws_of_other_threads_are_not_the_step_s(name, when, device, monkeypatch, other_thread):
+    """Its warm-ups do not take them back; PyTorch's may be drawn in each of them."""
+    draw = DRAWS.get(name, lambda part: torch.rand((), generator=part.torch).item())
+    calls, parts = itertools.count(1), [Drawing(draw), Drawing(draw)]
+
+    def draw_elsewhere(part):
+        if next(calls) in when:
+            other_thread.submit(draw, part).result()
+        return 1.0
+
+    if device != "cuda":
+        allow_captures(monkeypatch)
+    parts[0].draw = draw_elsewhere
+    parts[0].register_buffer("place", torch.zeros(1, device=device))
+    step = CapturedStep(parts[0], modules=[parts[0]])
+    step(torch.ones(1, device=device))
+    assert step.reason == "" and len(step.captured) == 1 and next(calls) == 7
+    for _ in when:
+        draw(parts[1])
+    assert read_states(parts[0])[2:] == read_states(parts[1])[2:]
+    assert torch.equal(parts[0].torch.get_state(), parts[1].torch.get_state())
 
 
 class Counting(nn.Module):

@@ -69,14 +69,13 @@ class CudaGraphs:
             torch.empty(1, device=self.device).zero_()
 
     def save_random_state(self, generators: Iterable[torch.Generator]) -> Any:
-        """Of the CPU, the device and the generators given."""
+        """Of the device and the generators given."""
         own = [(generator, generator.get_state()) for generator in generators]
-        return torch.get_rng_state(), torch.cuda.get_rng_state(self.device), own
+        return torch.cuda.get_rng_state(self.device), own
 
     def restore_random_state(self, saved: Any) -> None:
         """Put them back."""
-        host, device, own = saved
-        torch.set_rng_state(host)
+        device, own = saved
         torch.cuda.set_rng_state(device, self.device)
         for generator, state in own:
             generator.set_state(state)

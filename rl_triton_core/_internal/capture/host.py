@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -20,6 +21,8 @@ from torch.amp import GradScaler
 from torch.distributions import Distribution
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 NUMBERS = (NoneType, bool, int, float, complex, str, bytes, Enum, np.generic, np.dtype)
 SETTINGS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -184,12 +187,46 @@ def list_devices(module: nn.Module) -> list[torch.device]:
     return [x.device for own in (module._parameters, module._buffers) for x in own.values() if x is not None]
 
 
-def find_source(x: Any) -> tuple[str, Callable[[], Any], Callable[[Any], Any]]:
-    """The name of random numbers, and how their state is read and set."""
-    name = getattr(x, "__name__", type(x).__name__)
+class Source(NamedTuple):
+    """Random numbers of the host, and how their state is read and set."""
+
+    owner: Any
+    read: Callable[[], Any]
+    set_state: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """What a reason calls them."""
+        return getattr(self.owner, "__name__", type(self.owner).__name__)
+
+    def find_place(self) -> Any:
+        """By what one of PyTorch's generators is known: operations are given other objects of it."""
+        return getattr(self.owner, "_cdata", None)
+
+
+def find_source(x: Any) -> Source:
+    """Random numbers of a module, or of an object."""
     if isinstance(x, np.random.Generator):
-        return name, lambda: x.bit_generator.state, partial(setattr, x.bit_generator, "state")
-    return (name, x.getstate, x.setstate) if hasattr(x, "getstate") else (name, x.get_state, x.set_state)
+        return Source(x, lambda: x.bit_generator.state, partial(setattr, x.bit_generator, "state"))
+    return Source(x, *((x.getstate, x.setstate) if hasattr(x, "getstate") else (x.get_state, x.set_state)))
+
+
+class Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The places of generators from which operations of PyTorch draw inside, in this thread and in backward passes."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.places: list[Any] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the generator of an operation with random results on the host."""
+        results = function(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in function.tags:
+            given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, torch.Generator)]
+            on_host = any(isinstance(x, Tensor) and x.device.type == "cpu" for x in pytree.tree_leaves(results))
+            self.places += [find_source(x).find_place() for x in given or [torch.default_generator] * on_host]
+        return results
 
 
 def as_bytes(state: Any) -> bytes:
@@ -204,12 +241,14 @@ class HostState:
         parts: The modules and all in them; those in plain containers too, if they are on the same device.
         generators: Of the device's random numbers, those that modules hold.
         sources: Of random numbers of the host, those of all and those that modules hold.
+        shared: Those from which other threads have drawn, while a step did not: their state is left alone.
     """
 
     def __init__(self, modules: Iterable[nn.Module], device: torch.device) -> None:
         """Look for it, and remember how it is."""
         self.holders: list[Holder] = []
         self.generators: list[torch.Generator] = []
+        self.shared: list[Source] = []
         own = [random, np.random, *[torch.default_generator] * (device.type != "cpu")]
         self.sources = [*map(find_source, own)]
         registered, found = list_parts(modules), dict[int, Any]()
@@ -274,23 +313,37 @@ class HostState:
     @contextmanager
     def put_back(self) -> Iterator[None]:
         """After what happens inside, random states and what is plain are those of before."""
-        before, states = [x.describe() for x in self.holders], [read() for _, read, _ in self.sources]
+        before, states = [x.describe() for x in self.holders], [x.read() for x in self.sources]
         try:
             yield
         finally:
             for x in self.list_changes(before):
                 if x.before is MISSING or isinstance(x.before, Plain):
                     x.holder.put(x.key, getattr(x.before, "value", MISSING))
-            for (*_, set_state), state in zip(self.sources, states, strict=True):
-                set_state(state)
+            for source, state in zip(self.sources, states, strict=True):
+                if source not in self.shared:
+                    source.set_state(state)
 
-    @contextmanager
-    def note_changes(self) -> Iterator[list[Change]]:
-        """Raise if the host's random numbers are drawn inside; yield a list, later of what is another than it was."""
-        before, changes = [x.describe() for x in self.holders], list[Change]()
-        states = [as_bytes(read()) for _, read, _ in self.sources]
-        yield changes
-        for (name, read, _), state in zip(self.sources, states, strict=True):
-            if as_bytes(read()) != state:
-                raise RuntimeError(f"the step draws from {name} on the host, which no graph repeats")
-        changes += self.list_changes(before)
+    def watch(self, call: Callable[[], Any], can_repeat: bool = True) -> tuple[Any, list[Change]]:
+        """Make a call; raise if it draws the host's random numbers, return its results and what it has changed.
+
+        Where other threads may have drawn them, the call is repeated to see who does: PyTorch's operations are seen as
+        they draw, and numbers of NumPy and Python are not the call's if one of the two calls draws none. One that can
+        not be repeated is such that a call before it drew none.
+        """
+        before = [x.describe() for x in self.holders]
+        results, drawn = self.list_drawn(call)
+        if drawn and threading.active_count() > 1:
+            with Drawn() as seen:
+                again = self.list_drawn(call)[1] if can_repeat else []
+            own = [x for x in drawn if x in again and x.find_place() in (None, *seen.places)]
+            self.shared, drawn = [x for x in drawn if x not in own], own
+        if drawn:
+            raise RuntimeError(f"the step draws from {drawn[0].name} on the host, which no graph repeats")
+        return results, self.list_changes(before)
+
+    def list_drawn(self, call: Callable[[], Any]) -> tuple[Any, list[Source]]:
+        """Make a call; return its results, and the random numbers with another state after it."""
+        states = [as_bytes(x.read()) for x in self.sources]
+        results = call()
+        return results, [x for x, state in zip(self.sources, states, strict=True) if as_bytes(x.read()) != state]

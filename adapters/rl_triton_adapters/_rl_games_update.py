@@ -188,12 +188,7 @@ class CapturedUpdateMixin:
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
-        """Create the agent.
-
-        Args:
-            base_name: As of the agent.
-            params: As of the agent.
-        """
+        """Create the agent."""
         self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         super().__init__(base_name, params)
         self._rl_triton = AgentUpdate(self, CapturedUpdateMixin)

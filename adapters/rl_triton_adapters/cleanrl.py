@@ -21,7 +21,7 @@ import torch
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core import compute_gae
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
-from rl_triton_core.extending import check_number
+from rl_triton_core.extending import RolloutLayout, check_flags, check_layout, check_number, check_per_step
 
 __all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae"]
 
@@ -93,9 +93,9 @@ def gae(
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
     lambda_ = check_number("gae_lambda", gae_lambda, 0.0, 1.0)
-    _check_per_step("rewards", rewards, rewards)
-    _check_per_step("values", values, rewards)
-    boundaries = _build_boundaries(values, dones, next_value, next_done, truncations, final_values, autoreset)
+    layout = check_layout("rewards", rewards, time_dim=0)
+    check_per_step("values", values, layout)
+    boundaries = _build_boundaries(layout, values, dones, next_value, next_done, truncations, final_values, autoreset)
     if find_off_switch():
         if truncations is None and autoreset == "same_step":
             return _run_loop(rewards, values, boundaries.terminated, next_value, gamma, gae_lambda)
@@ -217,6 +217,7 @@ class RolloutBufferMixin:
 
 
 def _build_boundaries(
+    layout: RolloutLayout,
     values: torch.Tensor,
     dones: torch.Tensor,
     next_value: torch.Tensor,
@@ -229,7 +230,7 @@ def _build_boundaries(
     if autoreset not in AUTORESETS:
         raise ValueError(f"autoreset: got {autoreset!r}, expected one of {', '.join(AUTORESETS)}")
     next_step = autoreset == "next_step"
-    _check_per_step("dones", dones, values, flags=True)
+    check_flags("dones", dones, layout)
     boundaries = from_cleanrl(dones, next_done, next_value)
     if next_step and final_values is not None:
         raise ValueError(f"final_values: got {type(final_values).__name__}, expected None with autoreset='next_step'")
@@ -239,7 +240,7 @@ def _build_boundaries(
         raise ValueError("truncations: got None together with final_values, expected both or neither")
     if final_values is None and not next_step:
         raise ValueError("final_values: got None together with truncations, expected both or neither")
-    _check_per_step("truncations", truncations, values, flags=True)
+    check_flags("truncations", truncations, layout)
     done, cut = boundaries.terminated, truncations.bool()
     ended = done & ~cut
     if final_values is None:
@@ -248,22 +249,6 @@ def _build_boundaries(
         following = torch.cat([values[1:], next_value.reshape(1, -1)])
         final = torch.where(without, torch.nan, following)
         return Boundaries(ended & ~without, cut | without, final, dones == 0, 0)
-    _check_per_step("final_values", final_values, values)
+    check_per_step("final_values", final_values, layout)
     final = torch.where(done, final_values, torch.nan)
     return from_gymnasium_same_step(ended, cut, final, next_value, time_dim=0)
-
-
-def _check_per_step(name: str, tensor: Any, rewards: torch.Tensor, flags: bool = False) -> None:
-    """Check that a tensor has one real number, or flag, per step, and the shape and device of `rewards`."""
-    if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-    if tensor.is_complex() or not (flags or tensor.is_floating_point()):
-        expected = "a real one" if flags else "a floating-point one"
-        raise TypeError(f"{name}: got dtype {tensor.dtype}, expected {expected}")
-    if tensor.ndim != 2:
-        raise ValueError(f"{name}: got shape {tuple(tensor.shape)}, expected [num_steps, num_envs]")
-    if tensor.shape != rewards.shape:
-        got, wanted = tuple(tensor.shape), tuple(rewards.shape)
-        raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of rewards")
-    if tensor.device != rewards.device:
-        raise ValueError(f"{name}: got device {tensor.device}, expected {rewards.device}, that of rewards")

@@ -69,18 +69,10 @@ class TritonAdvantagesMixin:
 def estimate_advantages(
     agent: Any, fdones: Tensor, last_values: Tensor, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor
 ) -> Tensor:
-    """Compute the advantages of a rollout.
+    """Compute the advantages of a rollout, with the arguments of the agent's `discount_values`.
 
-    Args:
-        agent: The agent, which has γ and λ.
-        fdones: Whether the last step ended its episode, [num_envs], floating point.
-        last_values: V of the observation after the rollout, [num_envs, value_size].
-        mb_fdones: Whether the step before ended its episode, [num_steps, num_envs], floating point.
-        mb_values: V(s_t), [num_steps, num_envs, value_size].
-        mb_rewards: Rewards, [num_steps, num_envs, value_size].
-
-    Returns:
-        Advantages, shaped like `mb_rewards`.
+    Rewards and values are [num_steps, num_envs, value_size], the last values without steps. Flags of floating point,
+    [num_steps, num_envs], say whether the step before ended its episode, `fdones` whether the last one did.
     """
     dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)])
     result = compute_gae(
@@ -136,25 +128,11 @@ def compute_losses(
     entropy: Tensor,
     rnn_masks: Tensor | None,
 ) -> tuple[Any, ...] | None:
-    """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does.
+    """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does; None where it is to be RL-Games' own.
 
-    Args:
-        agent: The agent.
-        actor_loss_func: The agent's `actor_loss_func`.
-        old_action_log_probs_batch: Negative log-probabilities under the policy that acted, [batch].
-        action_log_probs: Negative log-probabilities under the policy, [batch].
-        advantage: Normalised advantages, [batch].
-        curr_e_clip: Clip of the ratio and of the values.
-        value_preds_batch: Values when the rollout was made, [batch, value_size].
-        values: Values, [batch, value_size].
-        return_batch: Value targets, [batch, value_size].
-        mu: Means of the policy, [batch, num_actions].
-        entropy: Entropies of the policy, [batch].
-        rnn_masks: Which steps count, for recurrent policies; None for all.
-
-    Returns:
-        Total, actor's and critic's loss, entropy, loss of the bounds, and the masks' size or None. None where the loss
-        is to be RL-Games' own.
+    Arguments are those of the method, log-probabilities negative ones: [batch], values and their targets
+    [batch, value_size], means [batch, num_actions]. Results are its own too: total, actor's and critic's loss, entropy,
+    loss of the bounds, and the masks' size or None.
     """
     is_known = actor_loss_func is common_losses.actor_loss and is_written_in(PACKAGES, actor_loss_func)
     clipped = agent.ppo and is_known and not agent._rl_triton.replaced

@@ -129,16 +129,13 @@ class KnownGradient(torch.autograd.Function):
         given = [(name, x) for name, x in zip(ctx.names, by_terms, strict=True) if x is not None]
         with torch.enable_grad():
             inputs = [x.detach().requires_grad_() for x in ctx.inputs]
-            terms = [compute_term(ctx.head, name, inputs) for name, _ in given]
+            alone: dict[str, dict[str, Any]] = {  # with the other term at zero
+                "loss_entropy": {"advantages": torch.zeros_like(ctx.head.options["advantages"])},
+                "loss_objective": {"entropy_coef": 0.0},
+            }
+            terms = [ctx.head.compute_loss(inputs, **alone[name]).loss for name, _ in given]
         found = torch.autograd.grad(terms, inputs, [x for _, x in given], allow_unused=True)
         return None, None, None, *found
-
-
-def compute_term(head: Head, name: str, inputs: Sequence[Tensor]) -> Tensor:
-    """Compute one of the actor's terms alone: the loss with the other at zero."""
-    if name == "loss_entropy":
-        return head.compute_loss(inputs, advantages=torch.zeros_like(head.options["advantages"])).loss
-    return head.compute_loss(inputs, entropy_coef=0.0).loss
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -373,7 +370,9 @@ class TritonClipPPOLoss(ClipPPOLoss):
                 change, bound = values.detach() - batch.old_values, critic["value_clip"]
                 results["value_clip_fraction"] = (change != change.clamp(-bound, bound)).to(change.dtype).mean()
             if self.log_explained_variance:
-                results["explained_variance"] = explain_variance(values.detach(), batch.targets)
+                targets: Any = batch.targets
+                unexplained, total = (x.var(0, correction=0) for x in (targets - values.detach(), targets))
+                results["explained_variance"] = 1.0 - unexplained / (total + torch.finfo(total.dtype).eps)
         size = (2 * policy.log_ratios.logsumexp(0) - (2 * policy.log_ratios).logsumexp(0)).exp()  # (Σ r)²/Σ r²
         results |= {
             "ESS": size / len(policy.log_ratios),
@@ -414,9 +413,3 @@ def require(condition: bool, reason: str) -> None:
 def is_like(x: Any, other: Tensor) -> bool:
     """Whether something is a tensor of another one's shape and dtype."""
     return isinstance(x, Tensor) and x.shape == other.shape and x.dtype == other.dtype
-
-
-def explain_variance(values: Tensor, targets: Any) -> Tensor:
-    """Return 1 − Var(R − V)/Var(R) over the first dimension."""
-    unexplained = torch.var(targets - values, correction=0, dim=0)
-    return 1.0 - unexplained / (torch.var(targets, correction=0, dim=0) + torch.finfo(targets.dtype).eps)

@@ -17,7 +17,6 @@ import atexit
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from math import nan
-from operator import attrgetter
 from typing import Any
 from weakref import WeakSet
 
@@ -72,13 +71,8 @@ class CapturedUpdate:
     ) -> CapturedStep:
         """The step of these modules and optimizers, a new one if they or the reasons are others than before.
 
-        Args:
-            modules: As of `CapturedStep`.
-            optimizers: As of `CapturedStep`.
-            stock: Why the framework's own update is to run; empty if ours is.
-            obstacle: Why ours is not captured, besides what `CapturedStep` says.
-            state: As of `CapturedStep`.
-            is_averaged: Whether the step averages gradients over all processes.
+        Args are as of `CapturedStep`, and why the framework's own update is to run, why ours is not captured besides
+        what `CapturedStep` says, and whether the step averages gradients over all processes.
         """
         if has_group():
             UPDATES.add(self)
@@ -163,7 +157,6 @@ class Described:
 
     _rl_triton: Any
     """A `CapturedUpdate` that finds its step by `prepare`."""
-    _update = property(attrgetter("_rl_triton"))
 
     @property
     def obstacle(self) -> str:

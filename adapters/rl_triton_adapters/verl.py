@@ -380,15 +380,14 @@ def entropy_from_logits_with_chunking(
 
 def _check_tokens(**tensors: Any) -> None:
     """Check that arguments are tensors with one number per token of each response."""
-    (first, shaped), *_ = tensors.items()
+    first = next(iter(tensors))
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-    if shaped.ndim != 2:
-        raise ValueError(f"{first}: got shape {tuple(shaped.shape)}, expected [batch_size, response_length]")
-    for name, tensor in tensors.items():
-        if tensor.shape != shaped.shape:
-            got, wanted = tuple(tensor.shape), tuple(shaped.shape)
+        got, wanted = tuple(tensor.shape), tuple(tensors[first].shape)
+        if len(wanted) != 2:
+            raise ValueError(f"{first}: got shape {wanted}, expected [batch_size, response_length]")
+        if got != wanted:
             raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of {first}")
 
 
@@ -492,8 +491,8 @@ def install(*, backend: str | None = None) -> None:
     Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
     module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
     call changes nothing but the backend. A version of verl that this module does not know is warned of, and compared
-    with on a small batch: functions that differ stay verl's own, with a warning each, as GSPO does before 0.9.1, and
-    REINFORCE++ before 0.9. With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
+    with on a small batch: functions that differ stay verl's own, with a warning each, as GSPO does before 0.9.1.
+    With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
         backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.

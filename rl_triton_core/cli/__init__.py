@@ -1,7 +1,8 @@
 """The command line: ``rl-triton``, or ``python -m rl_triton_core``.
 
-A command is a module with a line of `HELP`, `add_arguments(parser)` and `run(options)`, which returns a `Report`, and a
-line in `COMMANDS`. The exit status is 0; 1 where a command found something wrong; 2 where the arguments are wrong.
+A command is a module with a line of `HELP` and `run(options)`, which returns a `Report`, perhaps with
+`add_arguments(parser)`, and a line in `COMMANDS`.
+The exit status is 0; 1 where a command found something wrong; 2 where the arguments are wrong.
 """
 
 from __future__ import annotations
@@ -66,5 +67,6 @@ def build_parser() -> argparse.ArgumentParser:
         formatter = argparse.ArgumentDefaultsHelpFormatter
         command = commands.add_parser(name, help=module.HELP, description=module.HELP, formatter_class=formatter)
         command.add_argument("--json", action="store_true", help="print one JSON document")
-        module.add_arguments(command)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(command)
     return parser

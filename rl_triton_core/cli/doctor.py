@@ -5,14 +5,12 @@ A check is a function without arguments that returns a `Finding`, and a line in 
 
 from __future__ import annotations
 
-import argparse
 import os
 import platform
-import shutil
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from packaging.requirements import Requirement
@@ -24,7 +22,7 @@ from rl_triton_core._internal.launch.fast_path import fast_path_status
 from rl_triton_core._internal.launch.threads import read_num_threads
 from rl_triton_core.cli import caches
 from rl_triton_core.cli.output import Report, Table
-from rl_triton_core.system_info import TESTED, TRITON
+from rl_triton_core.system_info import ABSENT, TESTED, TRITON, package_version
 
 HELP = "find the usual troubles of an installation and say what to do; exit status 1 if there is one"
 SWITCHES = {
@@ -32,8 +30,6 @@ SWITCHES = {
     "RL_TRITON_CAPTURE": "no step of training is captured in a CUDA graph",
 }
 """Switches of the environment, and what follows if one is 0."""
-
-
 DISTRIBUTION = "rl-triton-core"
 
 
@@ -48,7 +44,7 @@ class Finding(NamedTuple):
 
 def check_packages() -> Finding:
     """Compare the packages that the core needs with their lower bounds."""
-    if find_version(DISTRIBUTION) is None:
+    if package_version(DISTRIBUTION) == ABSENT:
         message = f"{DISTRIBUTION} is not installed, only importable: what it needs was not compared"
         return Finding("warning", message, "pip install -e . in the checkout")
     advice = "run rl-triton selftest, which compares results on this machine"
@@ -58,7 +54,7 @@ def check_packages() -> Finding:
 def check_frameworks() -> Finding:
     """Compare the installed frameworks with the versions that the adapters were written for."""
     frameworks = [x for x in read_requirements(extras=True) if x.name in TESTED]
-    installed = [x for x in frameworks if find_version(x.name) is not None]
+    installed = [x for x in frameworks if package_version(x.name) != ABSENT]
     if not installed:
         return Finding("ok", "no framework is installed")
     advice = "compare a short training run with and without the adapter before you rely on it"
@@ -69,7 +65,8 @@ def check_frameworks() -> Finding:
 
 def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
     """Compare packages with what is asked for, and with what was tried; the advice is for newer ones."""
-    versions = {x.name: f"{x.name} {find_version(x.name) or 'is not installed'}" for x in wanted}
+    found = {x.name: package_version(x.name) for x in wanted}
+    versions = {name: f"{name} {'is not installed' if x == ABSENT else x}" for name, x in found.items()}
     unmet = [x for x in wanted if is_unmet(x)]
     if unmet:
         message = "; ".join(f"{versions[x.name]}, expected {x.specifier}" for x in unmet)
@@ -104,14 +101,6 @@ def find_requires(distribution: str) -> list[str]:
         return []
 
 
-def find_version(name: str) -> str | None:
-    """Find the installed version of a package."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def parse_version(text: str) -> Version:
     """Read a version; what is none is older than all others."""
     try:
@@ -122,14 +111,14 @@ def parse_version(text: str) -> Version:
 
 def is_unmet(wanted: Requirement) -> bool:
     """Whether a package is missing or too old; a build ahead of a release counts as the release."""
-    version = find_version(wanted.name)
-    return version is None or parse_version(version).base_version not in wanted.specifier
+    version = package_version(wanted.name)
+    return version == ABSENT or parse_version(version).base_version not in wanted.specifier
 
 
 def is_newer_than_tested(wanted: Requirement) -> bool:
     """Whether a package is newer than the versions that the tests have seen."""
-    tested, version = parse_version(TESTED.get(wanted.name, "")), find_version(wanted.name)
-    return wanted.name in TESTED and parse_version(version or "").release[: len(tested.release)] > tested.release
+    tested, version = parse_version(TESTED.get(wanted.name, "")), package_version(wanted.name)
+    return wanted.name in TESTED and parse_version(version).release[: len(tested.release)] > tested.release
 
 
 def check_triton() -> Finding:
@@ -138,9 +127,9 @@ def check_triton() -> Finding:
         return Finding("ok", "Triton is for Linux; the cpu backend needs none")
     requires = map(Requirement, find_requires("torch"))
     wanted = next((x.specifier for x in requires if x.name in TRITON and applies(x, "")), None)
-    installed = next(filter(None, map(find_version, TRITON)), None)
+    installed = package_version(*TRITON)
     advice = f'pip install "triton{wanted or ""}"'
-    if installed is None:
+    if installed == ABSENT:
         return Finding("problem", "Triton is not installed", advice)
     if wanted is None:
         return Finding("ok", f"Triton {installed}; PyTorch {torch.__version__} asks for none")
@@ -213,22 +202,6 @@ def check_caches() -> Finding:
     return Finding("ok", "compiled code is kept for the next process")
 
 
-def check_c_compiler() -> Finding:
-    """Look for the C compiler with which Triton builds its launchers."""
-    if not (has_triton() and torch.cuda.is_available()):
-        return Finding("ok", "none is needed without a GPU and Triton")
-    return judge_c_compiler(os.environ.get("CC"))
-
-
-def judge_c_compiler(name: str | None) -> Finding:
-    """Say whether the C compiler of that name is there, or one of the usual ones for None."""
-    found = next(filter(None, map(shutil.which, [name] if name else ["cc", "gcc", "clang"])), None)
-    if found:
-        return Finding("ok", found)
-    message = f"CC={name} is not there" if name else "no C compiler: Triton needs one at the first call of each kernel"
-    return Finding("problem", message, "install gcc (apt-get install gcc), or set CC to a compiler")
-
-
 def check_fast_path() -> Finding:
     """Look for repeated calls that lost their fast path."""
     status = fast_path_status()
@@ -280,7 +253,6 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "gpu": lambda: judge_gpu(find_gpu_driver()),
     "backends": check_backends,
     "caches": check_caches,
-    "c compiler": check_c_compiler,
     "switches": check_switches,
     "fast path": check_fast_path,
     "interpreter": check_interpreter,
@@ -288,11 +260,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no arguments of its own."""
-
-
-def run(options: argparse.Namespace) -> Report:
+def run(options: Any) -> Report:
     """Make all checks."""
     findings = {name: check() for name, check in CHECKS.items()}
     rows = [(name, x.status, x.message) for name, x in findings.items()]

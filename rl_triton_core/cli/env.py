@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import os
+from typing import Any
 
 import torch
 
@@ -17,11 +17,7 @@ HELP = "describe the machine and the installation"
 VARIABLE_PREFIXES = ("RL_TRITON", "TRITON_", "NUMBA_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """It has no arguments of its own."""
-
-
-def run(options: argparse.Namespace) -> Report:
+def run(options: Any) -> Report:
     """Collect what a bug report needs."""
     devices = ["cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
     backends: dict[str, dict[str, str]] = {}

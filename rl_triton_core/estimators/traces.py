@@ -287,8 +287,11 @@ def solve_forward(
     check_flags("mask", mask, layout)
     check.check_values(tuple(flags), flags, mask)
     value, done = check.check_state(state, x, layout)
-    if check_bool("return_state", return_state) and out is not None:
-        check.check_exact("out", out, check.find_precision((x, value, *factors)) if x.is_floating_point() else x.dtype)
+    if check_bool("return_state", return_state) and isinstance(out, torch.Tensor):
+        exact = check.find_precision((x, value, *factors)) if x.is_floating_point() else x.dtype
+        if torch.promote_types(out.dtype, exact) != out.dtype:
+            got = f"got dtype {out.dtype} together with return_state"
+            raise ValueError(f"out: {got}, expected one that rounds no state")
     skip = check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
     terminated, truncated = (*flags.values(), None)[:2]
     traces = solve_features(

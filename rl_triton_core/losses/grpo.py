@@ -241,12 +241,18 @@ def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
 
 def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
     """The mean of each sequence's tokens, with their weights; 0 without any."""
-    mask, cu_seqlens = problem.streams.mask, problem.streams.cu_seqlens
-    x = x.double()
-    weights = torch.ones_like(x) if mask is None else (mask if mask.is_floating_point() else mask != 0).to(x)
-    total = sum_sequences(torch.where(weights != 0, x, 0) * weights, cu_seqlens, shape)
-    count = sum_sequences(weights, cu_seqlens, shape)
+    weights = weigh_tokens(problem)
+    total = sum_sequences(problem, shape, torch.where(weights != 0, x.double(), 0) * weights)
+    count = sum_sequences(problem, shape, weights)
     return torch.where(count == 0, 0, total / count)
+
+
+def weigh_tokens(problem: LossProblem) -> torch.Tensor:
+    """How much each token counts, in float64."""
+    mask = problem.streams.mask
+    if mask is None:
+        return torch.ones_like(problem.like.view(-1), dtype=torch.float64)
+    return (mask if mask.is_floating_point() else mask != 0).double()
 
 
 def spread_sequences(problem: LossProblem, x: torch.Tensor) -> torch.Tensor:
@@ -268,7 +274,7 @@ def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, 
         if mask is None and cu_seqlens is None:
             factor = float(shape[1])
         else:
-            count = count_tokens(mask, cu_seqlens, shape)
+            count = sum_sequences(problem, shape, weigh_tokens(problem))
             problem.set_streams(scale=torch.where(count == 0, 0, 1 / count))
     if aggregation != "token-mean" and divisor is None:
         divisor = float(shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
@@ -278,16 +284,9 @@ def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, 
         problem.normalizer = None if divisor is None else divisor * factor
 
 
-def count_tokens(mask: torch.Tensor | None, cu_seqlens: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
-    """The sum of the weights of each sequence's tokens, in float64."""
-    if mask is None:
-        assert cu_seqlens is not None
-        return cu_seqlens.diff().double()
-    return sum_sequences((mask if mask.is_floating_point() else mask != 0).double(), cu_seqlens, shape)
-
-
-def sum_sequences(x: torch.Tensor, cu_seqlens: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+def sum_sequences(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
     """The sum of each sequence's tokens."""
+    cu_seqlens = problem.streams.cu_seqlens
     if cu_seqlens is None:
         return x.view(shape).sum(1)
     return torch.segment_reduce(x, "sum", offsets=cu_seqlens.long(), axis=0, unsafe=True, initial=0)

@@ -241,9 +241,7 @@ def test_no_general_kernel_spills(order, variant, steps, number, monkeypatch):
     if number is not None:
         probs, values = torch.empty(2, *window.like.shape, number, device="meta")
         window = replace(window, next_values=Expectation(probs, values))
-    arguments = backend.kernel_arguments(window)
-    variants = Variants(backend.choose_general_rows(window.layout))
-    backend.find_general_launches(window, variants, arguments)
+    backend.find_general_launches(window, Variants(backend.choose_general_rows(window.layout)))
     assert_no_spills(compiled)
 
 

@@ -8,13 +8,7 @@ from ahead_of_time import compile_kernel
 
 from rl_triton_core._internal.moments import kernel as kernels
 from rl_triton_core._internal.moments.rule import Rule, Task
-from rl_triton_core._internal.moments.triton import (
-    NUM_WARPS,
-    choose_tiles,
-    moments_arguments,
-    round_capacity,
-    standardize_arguments,
-)
+from rl_triton_core._internal.moments.triton import NUM_WARPS, list_launches
 
 KERNELS = ("moments", "standardize", "merge")
 VARIANTS = {  # shape, dtype, mask, out
@@ -39,19 +33,10 @@ def compile_for(target, name, variant):
     """Compile a kernel as a call of that variant would; return it and what a thread of it needs."""
     shape, *dtypes = VARIANTS[variant]
     values, flags, result = (None if dtype is None else make_matrix(shape, dtype) for dtype in dtypes)
-    task, tiles = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0)), choose_tiles(*shape)
-    parts = torch.empty((tiles.programs, 3), dtype=torch.float64, device="meta")
-    constants = tiles.constants
-    if name == "moments":
-        arguments = moments_arguments(task, tiles, parts)
-        constants["WEIGHTED"] = False
-    elif name == "standardize":
-        arguments = standardize_arguments(task, tiles, parts)
-        constants["PARTS"] = round_capacity(parts)
-    else:
-        arguments, constants = (parts, len(parts), parts[:1]), {"PARTS": round_capacity(parts)}
+    task = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0))
     kernel = getattr(kernels, name)
-    arguments = dict(zip(kernel.arg_names, (*arguments, *constants.values()), strict=True))
+    call = next(x for x in list_launches(task, lambda whole: whole) if x.kernel is kernel)
+    arguments = dict(zip(kernel.arg_names, (*call.arguments, *call.options.values()), strict=True))
     return compile_kernel(target, kernel, arguments, num_warps=NUM_WARPS)
 
 

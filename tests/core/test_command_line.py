@@ -42,7 +42,7 @@ def add_distribution(folder, name, version, *requires):
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info", "METADATA").write_text(text)
 
 
-@pytest.mark.skipif(doctor.find_version(doctor.DISTRIBUTION) is None, reason="nothing is installed")
+@pytest.mark.skipif(doctor.package_version(doctor.DISTRIBUTION) == doctor.ABSENT, reason="nothing is installed")
 def test_a_broken_installation(tmp_path):
     """Old and unknown packages, a cache that is a file, no fast path, a wrong number of threads: all are found."""
     site, file = tmp_path / "site", tmp_path / "file"
@@ -197,9 +197,9 @@ def test_no_triton_is_advised_where_there_is_none(monkeypatch):
     monkeypatch.setattr(platform, "system", lambda: "Windows")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(doctor, "why_unavailable", lambda name, device: "its import failed")
-    findings = [doctor.check_triton(), doctor.check_backends(), doctor.check_c_compiler()]
-    assert [x.status for x in findings] == ["ok", "problem", "ok"]
-    assert not re.search(r"(pip|apt-get) install.*(triton|gcc)", " ".join(x.advice for x in findings))
+    findings = [doctor.check_triton(), doctor.check_backends()]
+    assert [x.status for x in findings] == ["ok", "problem"]
+    assert not re.search(r"pip install.*triton", " ".join(x.advice for x in findings))
     monkeypatch.setattr(platform, "system", lambda: "Linux")
     assert "pip install --upgrade triton" in doctor.check_backends().advice
 
@@ -219,15 +219,6 @@ def test_the_gpu_that_pytorch_cannot_use(tmp_path):
         finding = doctor.judge_gpu("NVIDIA")
         assert finding.status == "problem"
         assert ("built without CUDA" in finding.message) == (torch.version.cuda is None)
-
-
-def test_the_c_compiler(tmp_path, monkeypatch):
-    missing = doctor.judge_c_compiler(str(tmp_path / "cc"))
-    assert missing.status == "problem" and "is not there" in missing.message
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.judge_c_compiler(None).status == "problem"
-    (tmp_path / "gcc").touch(0o755)
-    assert doctor.judge_c_compiler(None) == doctor.Finding("ok", str(tmp_path / "gcc"))
 
 
 def test_warmup(capsys):

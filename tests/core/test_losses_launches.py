@@ -44,7 +44,7 @@ def forgotten(monkeypatch):
 
 def launch(kernel, *arguments, device=FIRST, **given):
     settings = {"programs": 3, "constants": {"FACTOR": 2, "BLOCK": 4}, "num_warps": triton_losses.NUM_WARPS}
-    kernels.launch_kernel(triton_losses.LossCall(kernel, arguments=arguments, **settings | given), device)
+    kernels.launch_kernel(kernels.KernelCall(kernel, arguments=arguments, **settings | given), device)
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,7 @@ def test_arguments_that_need_another_kernel(first, second):
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_settings_that_need_another_kernel(other, monkeypatch):
-    monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
+def test_settings_that_need_another_kernel(other):
     kernel = RecordingKernel()
     for given in ({}, other, {}, other):
         launch(kernel, NUMBERS, 3, **given)

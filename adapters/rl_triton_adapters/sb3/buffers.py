@@ -114,8 +114,18 @@ def rollout_buffer_class_for(
             keeps no rollouts (DQN, SAC, ...) or takes no buffer class (RecurrentPPO).
         ImportError: If the algorithm needs sb3-contrib and it cannot be imported.
     """
-    check_on_policy(algorithm)
-    _check_storable(observation_space)
+    if not (isinstance(algorithm, type) and issubclass(algorithm, OnPolicyAlgorithm)):
+        raise TypeError(
+            f"{getattr(algorithm, '__name__', algorithm)} keeps no rollouts, so it has no advantages to compute: "
+            "use an algorithm class such as PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO"
+        )
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    for part in parts:
+        if not isinstance(part, _FLAT_SPACES):
+            raise TypeError(
+                f"Stable-Baselines3 has no rollout buffer for the observation space {observation_space}: "
+                f"{part} is none of Box, Discrete, MultiDiscrete, MultiBinary, nor a Dict of these"
+            )
     bases = {base.__name__ for base in algorithm.__mro__}
     if "RecurrentPPO" in bases and "TritonRecurrentPPO" not in bases:
         raise TypeError(
@@ -128,21 +138,3 @@ def rollout_buffer_class_for(
     if verbose:
         say(f"Using {name} for {algorithm.__name__} on {observation_space}")
     return buffer_class
-
-
-def check_on_policy(algorithm: type[BaseAlgorithm]) -> None:
-    """Raise TypeError unless an algorithm collects rollouts."""
-    if not (isinstance(algorithm, type) and issubclass(algorithm, OnPolicyAlgorithm)):
-        raise TypeError(
-            f"{getattr(algorithm, '__name__', algorithm)} keeps no rollouts, so it has no advantages to compute: "
-            "use an algorithm class such as PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO"
-        )
-
-
-def _check_storable(space: spaces.Space[Any]) -> None:
-    for part in space.spaces.values() if isinstance(space, spaces.Dict) else [space]:
-        if not isinstance(part, _FLAT_SPACES):
-            raise TypeError(
-                f"Stable-Baselines3 has no rollout buffer for the observation space {space}: "
-                f"{part} is none of Box, Discrete, MultiDiscrete, MultiBinary, nor a Dict of these"
-            )

@@ -25,9 +25,6 @@ from stable_baselines3 import A2C, PPO
 
 __all__ = ["PPOUpdateMixin", "TritonA2C", "TritonPPO"]
 
-RESETS_NOISE = "reset_noise" in PPO.train.__code__.co_names
-"""Whether a step of PPO draws new noise for state-dependent exploration, as older versions do; it does not use it."""
-
 STATISTICS = {
     "policy_gradient_loss": "policy_loss",
     "value_loss": "value_loss",
@@ -121,8 +118,6 @@ class PPOUpdateMixin(AcceleratedMixin):
     def _make_step(self, indices: torch.Tensor, clip_range: Any, clip_range_vf: Any) -> torch.Tensor:
         """Update the policy with one minibatch. Returns its statistics, and whether the update has stopped."""
         batch = self._gather_minibatch(indices)
-        if RESETS_NOISE and self.use_sde:
-            self.policy.reset_noise(self.batch_size)
         result = compute_loss(
             self.policy,
             batch["observations"],

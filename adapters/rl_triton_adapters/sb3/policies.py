@@ -92,11 +92,7 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
     """Return actions, values and log-probabilities: those of the policy's `forward`, bit for bit.
 
     Where that raises an error, since its distribution refuses what the networks return, log-probabilities are NaN.
-
-    Args:
-        policy: A policy that `can_draw`.
-        obs: Tensor of observations, or a dictionary of them.
-        action_masks: Which actions are allowed, for a policy that takes masks.
+    The policy is one that `can_draw`.
     """
     head = find_head(policy)
     inputs, values = apply_networks(policy, obs)
@@ -107,7 +103,7 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
         actions, log_probs = draw_gaussian(inputs, policy.log_std)
     elif head == "bernoulli":
         actions = torch.bernoulli(replace_nan(torch.sigmoid(inputs)))
-        log_probs = compute_bernoulli_log_probs(actions, inputs)
+        log_probs = -binary_cross_entropy_with_logits(inputs, actions, reduction="none").sum(dim=1)
     elif head == "categorical":
         actions, log_probs = draw_categorical(inputs, allowed)
     else:
@@ -142,22 +138,7 @@ def draw_gaussian(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
     """Draw actions as `torch.distributions.Normal` does, and return their log-probabilities too, summed."""
     std = torch.ones_like(mean) * log_std.exp()
     actions = mean + torch.empty_like(mean).normal_() * std
-    return actions, compute_gaussian_log_probs(actions, mean, std)
-
-
-def compute_gaussian_log_probs(actions: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Compute log-probabilities, summed over the dimensions of actions."""
-    return (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
-
-
-def compute_bernoulli_log_probs(actions: Tensor, logits: Tensor) -> Tensor:
-    """Compute log-probabilities of binary actions, summed over them."""
-    return -binary_cross_entropy_with_logits(logits, actions, reduction="none").sum(dim=1)
-
-
-def mark_others(logits: Tensor, actions: Tensor) -> Tensor:
-    """Replace logits by NaN where an action is neither 0 nor 1."""
-    return logits.where((actions == 0) | (actions == 1), nan)
+    return actions, (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
 
 
 def detach_distribution(owner: Any) -> None:
@@ -192,13 +173,8 @@ def evaluate_actions(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what the policy's own method does: values, log-probabilities and entropies of actions.
 
-    Args:
-        policy: The policy.
-        observations: Tensor of observations, or a dictionary of them.
-        actions: What the policy's `evaluate_actions` takes.
-        masks: Which actions are allowed, for a policy that takes masks.
-        defers_checks: Whether the device is not waited for. Where the method raises an error, since its distribution
-            refuses something, log-probabilities are NaN then.
+    With `defers_checks` the device is not waited for. Where the method raises an error, since its distribution refuses
+    something, log-probabilities are NaN then.
     """
     if not defers_checks:
         result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions, *masks)
@@ -226,7 +202,9 @@ def compute_loss(
     inputs, values = apply_networks(policy, observations)
     if masks is not None:
         inputs = inputs + torch.where(masks, 0.0, MASKED_LOGIT)  # NaN stays
-    known = describe_policy(policy, head, mark_others(inputs, actions) if head == "bernoulli" else inputs)
+    if head == "bernoulli":  # NaN where an action is neither 0 nor 1
+        inputs = inputs.where((actions == 0) | (actions == 1), nan)
+    known = describe_policy(policy, head, inputs)
     actions = actions.long() if isinstance(known, MultiCategorical) else actions
     return ppo_loss(known, actions, values=values.flatten(), **rest)
 

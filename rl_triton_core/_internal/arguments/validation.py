@@ -193,16 +193,14 @@ def check_number(name: str, number: Any, low: float, high: float, or_infinity: b
         return number  # type: ignore[return-value]
     value = float(number)
     if not (low <= value <= high and (or_infinity or -math.inf < value < math.inf)):
-        bounds = describe_bounds(low, high, or_infinity)
-        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
+        raise ValueError(f"{name}: got {number!r}, expected a number {describe_bounds(low, high, or_infinity)}")
     return value
 
 
 def describe_bounds(low: float, high: float, or_infinity: bool) -> str:
     """What `check_number` expects, for its messages."""
     bounds = f"in [{low:g}, {high:g}]" if math.isfinite(high) else f"finite and >= {low:g}"
-    bounds += " or infinite" if or_infinity else ""
-    return bounds
+    return f"{bounds} or infinite" if or_infinity else bounds
 
 
 def read_number(name: str, number: torch.Tensor) -> float | torch.Tensor:
@@ -331,12 +329,6 @@ def check_state(state: Any, x: torch.Tensor, layout: RolloutLayout) -> tuple[Any
     check_tensor("state.done", done, FLAG_DTYPES)
     check_shape("state.done", done, (layout.num_envs,), layout.per_env, layout.device)
     return value, done
-
-
-def check_exact(name: str, out: Any, precision: torch.dtype) -> None:
-    """Check that a preallocated result has a dtype that rounds no state."""
-    if isinstance(out, torch.Tensor) and torch.promote_types(out.dtype, precision) != out.dtype:
-        raise ValueError(f"{name}: got dtype {out.dtype} together with return_state, expected one that rounds no state")
 
 
 SEEN_ON_GPU: set[Hashable] = set()

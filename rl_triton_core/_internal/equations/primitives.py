@@ -122,11 +122,7 @@ def multiply_tensors(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 def lift(function: Any) -> Any:
     """An operator of tensors as one of operands."""
-
-    def operate(self: Operand, other: Any) -> Operand:
-        return Operand(function(self.tensor, unwrap_operand(other)))
-
-    return operate
+    return lambda self, other: Operand(function(self.tensor, unwrap_operand(other)))
 
 
 class Operand:

@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from functools import partial, wraps
+from functools import wraps
 from operator import is_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
@@ -335,8 +335,12 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
     sequences = find_sequences(given)
     values = flatten_sequences(given, sequences) or given
     signature = describe_call((key, sequences), values, numbers) if is_switched_on() else None
-    if signature is None:
-        return call_unrecorded(partial(function, *args, **kwargs), values)
+    if signature is None:  # it is traced if classes of tensors among the values compute
+        before, TRACED.is_on = TRACED.is_on, TRACED.is_on or any(map(computes_itself, values))
+        try:
+            return function(*args, **kwargs)
+        finally:
+            TRACED.is_on = before
     own = hash((signature, *(values[i] for i in numbers))) if signature in memory.fixed else signature
     if own not in memory.seen:
         results = function(*args, **kwargs)
@@ -357,15 +361,6 @@ def record_call(function: Callable[..., R], memory: Memory, args: tuple[Any, ...
                 memory.seen.discard(own)
                 memory.add(key, Form(sequences, first), values, PlannedCall(values, numbers, run))
     return results
-
-
-def call_unrecorded(call: Callable[[], R], values: Sequence[Any]) -> R:
-    """Make a call of which nothing is recorded; it is traced if classes of tensors among the values compute."""
-    before, TRACED.is_on = TRACED.is_on, TRACED.is_on or any(map(computes_itself, values))
-    try:
-        return call()
-    finally:
-        TRACED.is_on = before
 
 
 def plan_launches(*recorded: Any) -> Runner:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -26,13 +26,16 @@ class KernelCall(NamedTuple):
     """Memory that no launch before took, beside the call's."""
     choices: Hashable = None
     """What its equations depend on, if it has some."""
+    compile_equations: Callable[[Any], dict[str, Any]] | None = None
+    """From these choices to its equations, by the kernel's names for them."""
     checked: bool = False
     """Whether it asserts something of what it reads."""
 
     @property
     def options(self) -> dict[str, Any]:
         """All that is compiled into the kernel, by name, in the order of its parameters."""
-        return self.constants
+        equations = {} if self.compile_equations is None else self.compile_equations(self.choices)
+        return equations | self.constants
 
 
 FUSED = {"enable_fp_fusion": True}
@@ -53,6 +56,13 @@ def device_guard(device: torch.device) -> Any:
     return torch.cuda.device(device)
 
 
+def launch_kernels(calls: Iterable[KernelCall], device: torch.device) -> None:
+    """Launch kernels on a device, one after the other."""
+    with device_guard(device):
+        for call in calls:
+            launch_kernel(call, device)
+
+
 def launch_kernel(call: KernelCall, device: torch.device) -> None:
     """Launch a kernel on the device that is current."""
     constants = tuple(call.constants.values())
@@ -68,6 +78,14 @@ def launch_kernel(call: KernelCall, device: torch.device) -> None:
         if hasattr(compiled, "__getitem__"):  # the interpreter compiles nothing, and it is a private name of Triton's
             KERNELS[key] = compiled, options
     record_kernel(compiled, (call.programs, 1), (*call.arguments, *options), call.scratch)
+
+
+def explain_float64(names: str) -> TypeError:
+    """The error of arguments by whose dtype the arithmetic would be float64."""
+    return TypeError(
+        f"{names}: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu and "
+        "reference backends take float64; NumPy's arrays are float64 by default)"
+    )
 
 
 def launch_compiled(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:

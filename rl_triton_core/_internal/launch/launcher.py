@@ -42,18 +42,13 @@ def resolve_launch(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any],
         listening(*given)
         return ResolvedLaunch(launcher.launch, single_call(calls), stream_getter(device))
     except Exception as error:
+        import triton
+
         raise UnknownLauncherError(
-            f"got Triton {find_version()}, whose launcher is not known ({type(error).__name__}: {error}), expected one "
-            "like those of Triton 3.6 to 3.9; calls take the host several times as long. Install one of those, or set "
-            "RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
+            f"got Triton {triton.__version__}, whose launcher is not known ({type(error).__name__}: {error}), expected "
+            "one like those of Triton 3.6 to 3.9; calls take the host several times as long. Install one of those, or "
+            "set RL_TRITON_FAST_PATH=0 in the environment to do without the fast path"
         ) from error
-
-
-def find_version() -> str:
-    """Triton's version."""
-    import triton
-
-    return str(getattr(triton, "__version__", "unknown"))
 
 
 def capture_launcher_arguments(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any]) -> Sequence[Any]:

@@ -172,7 +172,7 @@ def find_written(results: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.T
 def check_all_are_written(written: Iterable[torch.Tensor | None], launches: Iterable[ResolvedLaunch]) -> None:
     """Refuse a plan whose launches leave a result as it was allocated."""
     arguments = flatten_tuples([launch.arguments for launch in launches])
-    passed = {x.data_ptr() for x in arguments if is_tensor(x)}
+    passed = {x.data_ptr() for x in arguments if isinstance(x, torch.Tensor)}
     if any(x is not None and x.data_ptr() not in passed for x in written):
         raise NoPlanError
 
@@ -230,7 +230,7 @@ class PoolBuilder:
 
     def refer_to(self, x: Any) -> Reference:
         """Where in the pool an argument of a launch is."""
-        if is_tensor(x):
+        if isinstance(x, torch.Tensor):
             return self.refer_to_address(x)
         if x is CURRENT_STREAM:
             return Reference("stream", 0)
@@ -238,7 +238,7 @@ class PoolBuilder:
             if x.index < self.num_numbers:
                 return Reference("number", x.index)
             x = float(x)
-        if isinstance(x, tuple) and any(is_tensor(y) or type(y) is LaunchNumber for y in flatten_tuples(x)):
+        if isinstance(x, tuple) and any(isinstance(y, torch.Tensor | LaunchNumber) for y in flatten_tuples(x)):
             elements = [self.refer_to(y) for y in x]
             self.groups.append((type(x), elements))
             return Reference("group", len(self.groups) - 1)
@@ -253,10 +253,11 @@ class PoolBuilder:
                 if i >= self.num_given and byte_span(x) > byte_span(y):
                     raise NoPlanError
                 return Reference("address", i)
-        others = [i for i, y in enumerate(self.objects) if contains(y, x)]
+        offsets = {i: at - y.data_ptr() for i, y in enumerate(self.objects)}
+        others = [i for i, y in enumerate(self.objects) if 0 <= offsets[i] <= byte_span(y) - byte_span(x)]
         if len(others) != 1:
             raise NoPlanError
-        self.views.append((others[0], at - self.objects[others[0]].data_ptr()))
+        self.views.append((others[0], offsets[others[0]]))
         return Reference("view", len(self.views) - 1)
 
     def make_pickers(
@@ -282,11 +283,6 @@ def make_picker(places: Sequence[int]) -> Picker:
     return lambda pool: tuple([pool[i] for i in places])
 
 
-def is_tensor(x: Any) -> bool:
-    """Whether something is a tensor."""
-    return isinstance(x, torch.Tensor)
-
-
 def flatten_tuples(x: Any) -> Iterator[Any]:
     """What is in tuples and lists, and in those in them, one by one."""
     if isinstance(x, tuple | list):
@@ -294,12 +290,6 @@ def flatten_tuples(x: Any) -> Iterator[Any]:
             yield from flatten_tuples(y)
     else:
         yield x
-
-
-def contains(tensor: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether a tensor reaches over all of another's memory."""
-    start = other.data_ptr() - tensor.data_ptr()
-    return start >= 0 and start + byte_span(other) <= byte_span(tensor)
 
 
 def make_tensor_guard(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:

@@ -75,7 +75,8 @@ def narrow_launch(launch: Launch, steps: int, lanes: int) -> Launch:
 def count_segments(steps: int, programs: int, launch: Launch) -> int:
     """Over how many programs the steps of a row are split: 1, or as many as keep the GPU busy."""
     tiles = -(-steps // launch.steps)
-    wanted = count_busy_warps() // (programs * launch.num_warps)
+    index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    wanted = WARPS_PER_MULTIPROCESSOR * count_multiprocessors(index) // (programs * launch.num_warps)
     if wanted < 8 or tiles < 8:
         return 1
     return balance_segments(tiles, min(wanted, MAX_SEGMENTS))
@@ -84,12 +85,6 @@ def count_segments(steps: int, programs: int, launch: Launch) -> int:
 def balance_segments(tiles: int, number: int) -> int:
     """Into how many segments of equally many tiles they go: at most `number`, and none is empty."""
     return -(-tiles // -(-tiles // min(tiles, number)))
-
-
-def count_busy_warps() -> int:
-    """How many warps keep the current GPU busy."""
-    index = torch.cuda.current_device() if torch.cuda.is_initialized() else None
-    return WARPS_PER_MULTIPROCESSOR * count_multiprocessors(index)
 
 
 @cache

@@ -17,7 +17,10 @@ from rl_triton_core._internal.moments.rule import Exchange, Rule, check_group, c
 Number = float | torch.Tensor
 """Or a tensor without dimensions, as schedules in a CUDA graph are."""
 CLIP_MODES = tuple(name for name in CLIPS if name != "none")
-LOWEST_TAU = 1e-6
+LIMITS = ("clip", "clip_high", "dual_clip", "value_clip", "huber_delta", "log_ratio_clamp", "kl_clip")
+"""Coefficients that limit something, unless they are infinite."""
+LEAST = dict.fromkeys((*LIMITS, "value_factor"), 0.0) | {"dual_clip": 1.0, "tau": 1e-6, "tau_negative": 1e-6}
+"""What coefficients are at least, where that is bounded."""
 ESTIMATOR_NAMES = tuple(name for name in ESTIMATORS if name != "none")
 
 
@@ -100,19 +103,18 @@ def flatten(x: torch.Tensor) -> torch.Tensor:
     return x if x.ndim == 1 and x.is_contiguous() else x.reshape(-1).contiguous()
 
 
-def check_bound(name: str, x: Any, low: float = 0.0) -> Number:
-    """What limits something: a coefficient, or infinity or None, which are no limit."""
-    return (
-        math.inf
-        if x is None or (not isinstance(x, torch.Tensor) and x == math.inf)
-        else check_coefficient(name, x, low)
-    )
+def check_coefficients(clip: Any, clip_high: Any, huber_delta: Any = None, **others: Any) -> Coefficients:
+    """The numbers of a loss, with defaults in the place of those that are not given."""
+    delta = 1.0 if huber_delta is None else huber_delta
+    given = {"clip": clip, "clip_high": clip if clip_high is None else clip_high, "huber_delta": delta, **others}
+    return Coefficients(**{name: check_coefficient(name, x, LEAST.get(name, -math.inf)) for name, x in given.items()})
 
 
 def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
-    """A number, or a tensor of one number on any device."""
+    """A number, or a tensor of one number on any device; of those that limit something, None is infinity."""
     if not isinstance(x, torch.Tensor):
-        return check.check_number(name, x, low, math.inf)
+        is_endless = name in LIMITS and (x is None or x == math.inf)
+        return math.inf if is_endless else check.check_number(name, x, low, math.inf)
     check.check_tensor(name, x, check.REAL_DTYPES)
     if x.ndim:
         raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected a number or a tensor without dimensions")
@@ -146,44 +148,17 @@ def build_problem(
     old_values: Any = None,
     ref_log_probs: Any = None,
     mask: Any = None,
-    clip: Any = None,
-    clip_high: Any = None,
-    dual_clip: Any = None,
-    value_coef: Any = 0.0,
-    value_clip: Any = None,
     value_clip_mode: Any = "sb3",
-    huber_delta: Any = None,
-    value_factor: Any = 1.0,
-    entropy_coef: Any = 0.0,
-    kl_coef: Any = 0.0,
     kl_estimator: Any = "k1",
     kl_times_ratio: Any = False,
-    log_ratio_clamp: Any = None,
-    kl_clip: Any = None,
     surrogate: Any = "clip",
-    tau: Any = 1.0,
-    tau_negative: Any = 1.0,
     rule: Rule | None = None,
     exchange: Exchange | None = None,
+    **coefficients: Any,
 ) -> LossProblem:
     """A call as a problem. The policy is checked; the other arguments are as users give them."""
     elements, old_inputs = policy.elements, policy.old_inputs
-    clip = check_bound("clip", clip)
-    coefficients = Coefficients(
-        clip=clip,
-        clip_high=clip if clip_high is None else check_bound("clip_high", clip_high),
-        dual_clip=check_bound("dual_clip", dual_clip, low=1.0),
-        value_coef=check_coefficient("value_coef", value_coef),
-        value_clip=check_bound("value_clip", value_clip),
-        huber_delta=1.0 if huber_delta is None else check_bound("huber_delta", huber_delta),
-        value_factor=check_coefficient("value_factor", value_factor, low=0.0),
-        entropy_coef=check_coefficient("entropy_coef", entropy_coef),
-        kl_coef=check_coefficient("kl_coef", kl_coef),
-        log_ratio_clamp=check_bound("log_ratio_clamp", log_ratio_clamp),
-        kl_clip=check_bound("kl_clip", kl_clip),
-        tau=check_coefficient("tau", tau, LOWEST_TAU),
-        tau_negative=check_coefficient("tau_negative", tau_negative, LOWEST_TAU),
-    )
+    value_clip, huber_delta, kl_coef = map(coefficients.get, ("value_clip", "huber_delta", "kl_coef"))
     clipped_value = check_values(values, returns, old_values, value_clip, value_clip_mode)
     check_kl(ref_log_probs, old_inputs, kl_coef)
     estimator = check.check_choice("kl_estimator", kl_estimator, ESTIMATOR_NAMES)
@@ -209,7 +184,7 @@ def build_problem(
         None if values is None else elements.check_input("values", values),
         tuple(old_inputs),
         tuple(policy.sizes),
-        coefficients,
+        check_coefficients(**coefficients),
         rule=rule,
         exchange=exchange,
     )

@@ -41,7 +41,7 @@ from rl_triton_core._internal.loss.equations import (
     summarize_terms,
 )
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
-from rl_triton_core._internal.moments.cpu import merge_moments, scalar_standardizer
+from rl_triton_core._internal.moments.cpu import find_standardizer
 from rl_triton_core._internal.moments.serial import compute_moments
 
 SPAN = 1 << 13
@@ -135,12 +135,7 @@ class LossPass:
         """Write the loss, the statistics and the gradients that are wanted."""
         moments = self.find_moments(addresses, rule is not None)
         divisor = moments[0] if divisor is None else divisor
-        scaling = 0.0, 1.0
-        if rule is not None:
-            if self.exchange is not None:
-                own = torch.tensor([moments], dtype=torch.float64, device="cpu")
-                moments = merge_moments(self.exchange(own).tolist())
-            scaling = scalar_standardizer(*moments, *rule)
+        scaling = (0.0, 1.0) if rule is None else find_standardizer(moments, rule, self.exchange)
         share = 1 / divisor if divisor else 0.0
         spans = [(first, min(SPAN, self.size - first)) for first in range(0, self.size, SPAN)]
         totals = np.empty((len(spans), kernels.TOTALS))

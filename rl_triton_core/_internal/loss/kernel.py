@@ -335,17 +335,9 @@ def sum_kl(chunks, old_chunks, peaks, width: tl.constexpr, KL_SUMS: tl.constexpr
 
 @triton.jit
 def evaluate_part(
-    networks,
-    actions,
-    part: tl.constexpr,
-    index,
-    valid,
-    SUMS: tl.constexpr,
-    READOUT: tl.constexpr,
-    KL_SUMS: tl.constexpr,
-    KL: tl.constexpr,
-    CONFIG: tl.constexpr,
-):
+    networks, actions, part: tl.constexpr, index, valid,
+    SUMS: tl.constexpr, READOUT: tl.constexpr, KL_SUMS: tl.constexpr, KL: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
     """Log-probability, entropy and KL by one of the distributions side by side, and what its gradients need."""
     width: tl.constexpr = CONFIG.WIDTHS[part]
     CHUNK: tl.constexpr = CONFIG.CHUNK
@@ -366,16 +358,9 @@ def evaluate_part(
 
 @triton.jit
 def evaluate_parts(
-    networks,
-    actions,
-    index,
-    valid,
-    SUMS: tl.constexpr,
-    READOUT: tl.constexpr,
-    KL_SUMS: tl.constexpr,
-    KL: tl.constexpr,
-    CONFIG: tl.constexpr,
-):
+    networks, actions, index, valid,
+    SUMS: tl.constexpr, READOUT: tl.constexpr, KL_SUMS: tl.constexpr, KL: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
     """Log-probability, entropy and KL of each element; and of each distribution what its gradients need."""
     BLOCK: tl.constexpr = CONFIG.BLOCK
     log_prob = tl.zeros([BLOCK], tl.float32)
@@ -441,17 +426,9 @@ def differentiate_chunk(
 
 @triton.jit
 def write_parts(
-    heads,
-    by_policy,
-    gradients,
-    index,
-    size,
-    valid,
-    shared,
-    SLOPES: tl.constexpr,
-    KL_SLOPES: tl.constexpr,
-    CONFIG: tl.constexpr,
-):
+    heads, by_policy, gradients, index, size, valid, shared,
+    SLOPES: tl.constexpr, KL_SLOPES: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
     """Write derivatives by the network outputs; `shared` with the sums of those that elements share."""
     CHUNK: tl.constexpr = CONFIG.CHUNK
     by_xs, by_y, by_shared = gradients
@@ -568,20 +545,9 @@ def compute_tiles(
 
 @triton.jit(do_not_specialize=["programs", "num_own"])
 def finish_sums(
-    partials,
-    shared_partials,
-    programs,
-    by_shared,
-    numbers,
-    own_moments,
-    num_own,
-    loss,
-    statistics,
-    NUMBERS: tl.constexpr,
-    HAS_DIVISOR: tl.constexpr,
-    PARTS: tl.constexpr,
-    PROGRAMS: tl.constexpr,
-):
+    partials, shared_partials, programs, by_shared, numbers, own_moments, num_own, loss, statistics,
+    NUMBERS: tl.constexpr, HAS_DIVISOR: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
+):  # fmt: skip
     """Add the sums of all programs: the first program here those of the terms, each other one those of one column."""
     program = tl.arange(0, PROGRAMS)  # [PROGRAMS]
     inside = program < programs

@@ -23,8 +23,7 @@ from rl_triton_core._internal.loss.equations import (
     summarize_terms,
 )
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
-from rl_triton_core._internal.moments.reference import merge_moments
-from rl_triton_core._internal.moments.rule import compute_standardizer
+from rl_triton_core._internal.moments.reference import standardize
 
 
 def compute_loss(problem: LossProblem) -> Results:
@@ -41,7 +40,7 @@ def compute_loss(problem: LossProblem) -> Results:
     old_log_prob, ref_log_prob = batch.read_column(streams.old_log_probs), batch.read_column(streams.ref_log_probs)
     target, old_value = batch.read_column(streams.returns), batch.read_column(streams.old_values)
     if problem.rule is not None:
-        advantage = normalize_column(batch, advantage)
+        advantage = standardize(advantage, batch.valid, batch.mask_weight, problem.rule, problem.exchange)
     value = batch.read_column(problem.values)
     averaged, slopes, value_slope = batch.equations["compute_terms"](
         (log_prob, entropy, kl), old_log_prob, advantage, ref_log_prob, value, target, old_value, batch.coefficients
@@ -156,17 +155,6 @@ class Distribution:
                 slope + multiply_or_zero(by_kl, kl_slope) for slope, kl_slope in zip(slopes, kl_slopes, strict=True)
             ]
         return list(slopes[: self.num_inputs])
-
-
-def normalize_column(batch: Minibatch, advantage: torch.Tensor) -> torch.Tensor:
-    """Advantages less their mean over their standard deviation."""
-    problem = batch.problem
-    assert problem.rule is not None
-    moments = merge_moments(batch.mask_weight, advantage, torch.zeros_like(advantage))
-    if problem.exchange is not None:
-        moments = merge_moments(*problem.exchange(torch.stack(moments)[None]).unbind(1))
-    subtracted, factor = compute_standardizer(*moments, *problem.rule)
-    return torch.where(batch.valid, (advantage - subtracted) * factor, 0)
 
 
 def compute_statistics(

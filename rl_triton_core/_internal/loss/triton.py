@@ -15,7 +15,7 @@ import torch
 
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.launch.kernels import KernelCall, device_guard, launch_kernel
+from rl_triton_core._internal.launch.kernels import KernelCall, explain_float64, launch_kernels
 from rl_triton_core._internal.launch.recording import forbid_plan
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels
@@ -31,15 +31,6 @@ MAX_CHUNKS, SHARED_CHUNK = 10, 32
 MAX_PROGRAMS = 512
 """`finish_sums` reads what each of them left at once."""
 WEIGH_BLOCK, SCALE_BLOCK = 1024, 1024
-
-
-class LossCall(KernelCall):
-    """A launch of a kernel that may have equations."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """All that is compiled into the kernel, by name, in the order of its parameters."""
-        return self.constants if self.choices is None else compile_chosen(self.choices) | self.constants
 
 
 class Tiles(NamedTuple):
@@ -78,17 +69,11 @@ def cut_tiles(problem: LossProblem) -> Tiles:
 def compute_loss(problem: LossProblem) -> Results:
     """Compute a loss and its gradients."""
     if problem.dtype == torch.float64:
-        raise TypeError(
-            "got dtype float64 among the arguments of a loss on the triton backend, expected float32, bfloat16 or "
-            "float16 (the cpu and reference backends take float64)"
-        )
+        raise explain_float64("arguments of the loss")
     gradients = problem.allocate_gradients()
     loss = problem.like.new_empty((), dtype=torch.float32)
     statistics = problem.like.new_empty(len(STATISTICS), dtype=torch.float32)
-    device = problem.like.device
-    with device_guard(device):
-        for call in list_launches(problem, gradients, loss, statistics):
-            launch_kernel(call, device)
+    launch_kernels(list_launches(problem, gradients, loss, statistics), problem.like.device)
     return Results(loss, statistics, [x for x in gradients if x is not None])
 
 
@@ -96,9 +81,9 @@ def list_launches(
     problem: LossProblem, gradients: Sequence[Stream], loss: torch.Tensor, statistics: torch.Tensor
 ) -> Iterator[KernelCall]:
     """The launches, in order."""
-    tiles, like, size = cut_tiles(problem), problem.like, problem.like.shape[0]
-    divisor: Any = problem.normalizer if problem.streams.normalizer is None else problem.streams.normalizer
-    if divisor is None and problem.streams.mask is None:
+    tiles, like, size, streams = cut_tiles(problem), problem.like, problem.like.shape[0], problem.streams
+    divisor: Any = problem.normalizer if streams.normalizer is None else streams.normalizer
+    if divisor is None and streams.mask is None:
         divisor = float(size)
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
@@ -107,7 +92,7 @@ def list_launches(
         blocks = -(-size // WEIGH_BLOCK)
         programs = min(blocks, MAX_PROGRAMS)
         all_ranks_moments = own_moments = like.new_empty((programs, 3), dtype=torch.float64)
-        arguments = problem.streams.advantages, 0, 1, problem.streams.mask, 0, 1, 1, size, blocks, own_moments
+        arguments = streams.advantages, 0, 1, streams.mask, 0, 1, 1, size, blocks, own_moments
         constants = {"BLOCK_ROWS": 1, "BLOCK_COLUMNS": WEIGH_BLOCK, "WEIGHTED": True}
         yield KernelCall(moments.moments, programs, arguments, constants, NUM_WARPS, own_moments)
         if problem.exchange is not None:
@@ -129,8 +114,11 @@ def list_launches(
     arguments = (
         *networks[0],
         *networks[1],
-        problem.streams.actions,
-        *stream_arguments(problem),
+        streams.actions,
+        *(streams.old_log_probs, streams.advantages, streams.ref_log_probs),
+        *(problem.values, streams.returns, streams.old_values),
+        *(streams.mask, streams.scale, streams.cu_seqlens, problem.length or None),
+        0 if streams.cu_seqlens is None else streams.cu_seqlens.shape[0] - 1,
         networks[2].xs,
         gradients[1] if networks[0].y is not None and shared is None else None,
         gradients[-1] if problem.values is not None else None,
@@ -148,8 +136,7 @@ def list_launches(
         statistics,
     )
     config = kernels.LossConfig(
-        **describe_problem(problem, gradients),
-        **describe_strides(problem, networks),
+        **describe_problem(problem, gradients, networks),
         NUMBERS=kernels.NumberConfig(sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor))),
         HAS_DIVISOR=divisor is not None,
         PARTS=next_power_of_2(max(num_own, num_ranks, 1)),
@@ -157,10 +144,8 @@ def list_launches(
         CHUNK=tiles.chunk,
         BLOCK=tiles.block,
     )
-    constants = {"CONFIG": config}
-    yield LossCall(
-        kernels.compute_tiles, tiles.programs, arguments, constants, tiles.num_warps, partials, problem.choices
-    )
+    constants, equations = {"CONFIG": config}, (problem.choices, compile_chosen)
+    yield KernelCall(kernels.compute_tiles, tiles.programs, arguments, constants, tiles.num_warps, partials, *equations)
     if tiles.number > 1:
         arguments = partials, shared_partials, tiles.programs, shared, numbers, own_moments, num_own, loss, statistics
         constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
@@ -193,28 +178,10 @@ def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> Netw
     return Network(tuple([x[0] for x in parts]), parts[0][1] if len(parts[0]) > 1 else None)
 
 
-def stream_arguments(problem: LossProblem) -> tuple[Any, ...]:
-    """What there is one of per element, and the sequences."""
-    streams = problem.streams
-    offsets = streams.cu_seqlens
-    return (
-        streams.old_log_probs,
-        streams.advantages,
-        streams.ref_log_probs,
-        problem.values,
-        streams.returns,
-        streams.old_values,
-        streams.mask,
-        streams.scale,
-        offsets,
-        problem.length or None,
-        0 if offsets is None else offsets.shape[0] - 1,
-    )
-
-
-def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[str, Any]:
-    """What a `LossConfig` says of the problem."""
-    streams = problem.streams
+def describe_problem(problem: LossProblem, gradients: Sequence[Stream], networks: Sequence[Network]) -> dict[str, Any]:
+    """What a `LossConfig` says of the problem. Its strides tell how many numbers one instruction may read."""
+    streams, actions = problem.streams, problem.streams.actions
+    ys = [0 if x.y is None or x.y.ndim == 1 else x.y.stride(0) for x in networks[:2]]
     xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[:1]
     wanted = sum(1 << i for i, x in enumerate(xs) if x is not None)
     if len(xs) == 1 and wanted:
@@ -222,21 +189,13 @@ def describe_problem(problem: LossProblem, gradients: Sequence[Stream]) -> dict[
     search = 0 if streams.cu_seqlens is None else max(1, (streams.cu_seqlens.shape[0] - 1).bit_length())
     return {
         "INDEXED": problem.head.indexed,
-        "HAS_ACTIONS": streams.actions is not None,
+        "HAS_ACTIONS": actions is not None,
         "HAS_OLD": bool(problem.old_inputs),
         "WANTED": wanted,
         "SEARCH": search,
         "PER_SEQUENCE": problem.per_sequence,
         "NORMALIZE": problem.rule is not None,
         "WIDTHS": problem.sizes,
-    }
-
-
-def describe_strides(problem: LossProblem, networks: Sequence[Network]) -> dict[str, Any]:
-    """Distances between the numbers of elements, which tell how many of them one instruction may read."""
-    actions = problem.streams.actions
-    ys = [0 if x.y is None or x.y.ndim == 1 else x.y.stride(0) for x in networks[:2]]
-    return {
         "STRIDES": tuple([tuple([x.stride(0) for x in network.xs]) for network in networks]),
         "Y_STRIDES": (*ys, 0 if actions is None else actions.stride(0)),
     }
@@ -257,6 +216,5 @@ def scale_gradients(gradients: tuple[torch.Tensor, ...], factor: torch.Tensor) -
         return gradients
     programs = min(-(-max(sizes) // SCALE_BLOCK), 4 * MAX_PROGRAMS)
     call = KernelCall(kernels.scale_gradients, programs, (gradients, sizes, factor), {"BLOCK": SCALE_BLOCK}, NUM_WARPS)
-    with device_guard(factor.device):
-        launch_kernel(call, factor.device)
+    launch_kernels([call], factor.device)
     return gradients

@@ -35,13 +35,18 @@ def run(task: Task, exchange: Exchange | None) -> None:
     spans = [(first, min(first + SPAN, size)) for first in range(0, size, SPAN)]
     parts = np.empty((len(spans), 3))
     run_chunks(lambda span: compute_moments(values, masked, False, mask, *span, parts[span[0] // SPAN]), spans)
-    moments = merge_moments(parts.tolist())
-    if exchange is not None:
-        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64, device="cpu")).tolist())
-    shift_and_factor = scalar_standardizer(*moments, *task.rule)
+    shift_and_factor = find_standardizer(merge_moments(parts.tolist()), task.rule, exchange)
     run_chunks(lambda span: standardize(values, masked, mask, *span, out.numpy(), *shift_and_factor), spans)
     if out is not task.out:
         task.out.copy_(out)
+
+
+def find_standardizer(moments: Sequence[float], rule: Sequence[float], exchange: Exchange | None) -> tuple[Any, Any]:
+    """What to subtract and to multiply with, by the moments of this rank, or of all."""
+    if exchange is not None:
+        moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64, device="cpu")).tolist())
+    found: tuple[Any, Any] = scalar_standardizer(*moments, *rule)
+    return found
 
 
 def merge_moments(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:

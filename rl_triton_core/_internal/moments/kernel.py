@@ -47,20 +47,9 @@ def load_elements(values, values_row, values_column, row, column, inside):
 
 @triton.jit(do_not_specialize=["tiles"])
 def moments(
-    values,
-    values_row,
-    values_column,
-    mask,
-    mask_row,
-    mask_column,
-    rows,
-    columns,
-    tiles,
-    parts,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-    WEIGHTED: tl.constexpr,
-):
+    values, values_row, values_column, mask, mask_row, mask_column, rows, columns, tiles, parts,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WEIGHTED: tl.constexpr,
+):  # fmt: skip
     """Count, mean and M2 of every program's tiles, from differences to one of their elements.
 
     The difference of the sums loses at most a factor of `count` in precision, however large the mean is.
@@ -126,28 +115,10 @@ def merge(parts, num_parts, result, PARTS: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tiles", "num_parts"])
 def standardize(
-    values,
-    values_row,
-    values_column,
-    mask,
-    mask_row,
-    mask_column,
-    out,
-    out_row,
-    out_column,
-    rows,
-    columns,
-    tiles,
-    parts,
-    num_parts,
-    correction,
-    added,
-    floor,
-    inside_root,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLUMNS: tl.constexpr,
-    PARTS: tl.constexpr,
-):
+    values, values_row, values_column, mask, mask_row, mask_column, out, out_row, out_column,
+    rows, columns, tiles, parts, num_parts, correction, added, floor, inside_root,
+    BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
     """Merge all parts, and normalise every tile by them: 0 where masked."""
     count, mean, m2 = merge_parts(parts, num_parts, PARTS)
     subtracted, factor = compute_standardizer(count, mean, m2, correction, added, floor, inside_root)

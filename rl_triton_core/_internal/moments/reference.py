@@ -21,8 +21,14 @@ def normalize_values(
 ) -> torch.Tensor:
     """The normalised values in float64, 0 where masked."""
     valid = torch.ones_like(values, dtype=torch.bool) & (True if mask is None else mask != 0)  # in their memory order
-    x = torch.where(valid, values, 0).double()
-    moments = merge_moments(valid.double(), x, torch.zeros_like(x))
+    return standardize(torch.where(valid, values, 0).double(), valid, valid.double(), rule, exchange)
+
+
+def standardize(
+    x: torch.Tensor, valid: torch.Tensor, weight: torch.Tensor, rule: Rule, exchange: Exchange | None
+) -> torch.Tensor:
+    """Elements by their moments, in which they have weights; 0 where they are not valid."""
+    moments = merge_moments(weight, x, torch.zeros_like(x))
     if exchange is not None:
         moments = merge_moments(*exchange(torch.stack(moments)[None]).unbind(1))
     subtracted, factor = compute_standardizer(*moments, *rule)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.launch.kernels import KernelCall, device_guard, launch_kernel
+from rl_triton_core._internal.launch.kernels import KernelCall, explain_float64, launch_kernels
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.moments import kernel as kernels
 from rl_triton_core._internal.moments.rule import Exchange, Task
@@ -45,39 +46,29 @@ def choose_tiles(rows: int, columns: int) -> Tiles:
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
     if task.values.dtype == torch.float64:
-        raise TypeError(
-            "advantages: got dtype float64 on the triton backend, expected float32, bfloat16 or float16 "
-            "(the cpu and reference backends take float64)"
-        )
+        raise explain_float64("advantages")
+    launch_kernels(list_launches(task, exchange), task.values.device)
+
+
+def list_launches(task: Task, exchange: Exchange | None) -> Iterator[KernelCall]:
+    """The launches, in order."""
     tiles = choose_tiles(*task.values.shape)
     new = task.values.new_empty if tiles.number else task.values.new_zeros
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
-
-    def launch(kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
-        launch_kernel(KernelCall(kernel, programs, arguments, constants, NUM_WARPS, own), task.values.device)
-
-    with device_guard(task.values.device):
-        if tiles.number:
-            constants = {**tiles.constants, "WEIGHTED": False}
-            launch(kernels.moments, tiles.programs, moments_arguments(task, tiles, parts), constants)
-        if exchange is not None:
-            whole = parts.new_empty((1, 3))
-            launch(kernels.merge, 1, (parts, len(parts), whole), {"PARTS": round_capacity(parts)})
-            parts = exchange(whole)
-        if tiles.number:
-            constants = {**tiles.constants, "PARTS": round_capacity(parts)}
-            launch(kernels.standardize, tiles.programs, standardize_arguments(task, tiles, parts), constants)
-
-
-def moments_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:
-    """Arguments of the first kernel."""
-    return (*list_with_strides(task.values), *list_with_strides(task.mask), *task.values.shape, tiles.number, parts)
-
-
-def standardize_arguments(task: Task, tiles: Tiles, parts: torch.Tensor) -> tuple[Any, ...]:
-    """Arguments of the last kernel."""
-    streams = (*list_with_strides(task.values), *list_with_strides(task.mask), *list_with_strides(task.out))
-    return (*streams, *task.values.shape, tiles.number, parts, len(parts), *task.rule)
+    values, mask, out = map(list_with_strides, (task.values, task.mask, task.out))
+    sizes = *task.values.shape, tiles.number
+    arguments: tuple[Any, ...]
+    if tiles.number:
+        arguments, constants = (*values, *mask, *sizes, parts), tiles.constants | {"WEIGHTED": False}
+        yield KernelCall(kernels.moments, tiles.programs, arguments, constants, NUM_WARPS, own)
+    if exchange is not None:
+        arguments, constants = (parts, len(parts), parts.new_empty((1, 3))), {"PARTS": round_capacity(parts)}
+        yield KernelCall(kernels.merge, 1, arguments, constants, NUM_WARPS, own)
+        parts = exchange(arguments[-1])
+    if tiles.number:
+        arguments = *values, *mask, *out, *sizes, parts, len(parts), *task.rule
+        constants = tiles.constants | {"PARTS": round_capacity(parts)}
+        yield KernelCall(kernels.standardize, tiles.programs, arguments, constants, NUM_WARPS, own)
 
 
 def list_with_strides(x: torch.Tensor | None) -> tuple[Any, ...]:

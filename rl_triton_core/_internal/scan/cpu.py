@@ -118,6 +118,8 @@ class Variant(NamedTuple):
     """That of the arithmetic."""
     kinds: Arguments
     """Of each argument a `Kind`, None, or a tuple of these."""
+    num_tensors: int
+    num_numbers: int
 
 
 class Call:
@@ -161,7 +163,9 @@ class Call:
             zeros=tuple([add_value(0.0) for _ in range(problem.recurrence.num_lookahead)]),
             steps=add_number(problem.shape[1], torch.int64),
         )
-        self.variant = Variant(self.is_serial, self.is_contiguous, problem.dtype, kinds)
+        self.variant = Variant(
+            self.is_serial, self.is_contiguous, problem.dtype, kinds, len(self.tensors), len(self.numbers)
+        )
 
     def add_value(self, x: Any) -> Kind | None:
         """Add a stream or a number in the dtype of the arithmetic."""
@@ -240,7 +244,7 @@ def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
     names["enter"] = bind_part(direction.enter, inline="always")
     names["step"] = bind_part(direction.step, forceinline=True)
     walk = bind_names(serial.walk_rows_serially if variant.is_serial else direction.walk_side_by_side, name, **names)
-    return compile_entry(walk, *count_words(variant.kinds))
+    return compile_entry(walk, variant.num_tensors, variant.num_numbers)
 
 
 def compile_entry(walk: Any, num_addresses: int, num_numbers: int) -> Any:
@@ -263,16 +267,6 @@ def find_types(variant: Variant) -> Arguments:
 
     outputs = tuple(type_of(kind, i) for i, kind in enumerate(variant.kinds.outputs, 1))
     return Arguments(*map(type_of, variant.kinds))._replace(outputs=outputs)
-
-
-def count_words(kinds: Any) -> tuple[int, int]:
-    """The numbers of addresses and of floats that arguments of these kinds take."""
-    if kinds is None:
-        return 0, 0
-    if isinstance(kinds, Kind):
-        return int(kinds.is_stream), int(not kinds.is_stream and kinds.dtype.is_floating_point)
-    counts = [count_words(kind) for kind in kinds]
-    return sum(x for x, _ in counts), sum(x for _, x in counts)
 
 
 SOURCES = [hash_file(str(module.__file__)) for module in (serial, serial_memory)]

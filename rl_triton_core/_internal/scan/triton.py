@@ -14,7 +14,7 @@ from triton.runtime.interpreter import InterpretedFunction
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch import table as launch
-from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, device_guard, launch_compiled
+from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, device_guard, explain_float64, launch_compiled
 from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.launch.variants import (
@@ -59,50 +59,32 @@ def unavailable(device: torch.device) -> str | None:
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
     if problem.dtype == torch.float64:
-        names = problem.names_of(torch.float64)
-        raise TypeError(
-            f"{names}: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu "
-            "and reference backends take float64; NumPy's arrays are float64 by default)"
-        )
+        raise explain_float64(problem.names_of(torch.float64))
     with device_guard(problem.like.device):
         if not COMPILES:
             for call in build_launches(problem, *choose_launch(problem)):
                 scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
             return
         arguments = kernel_arguments(problem)
-        launches, folds = find_launches(problem, arguments), None
+        launches, folds = find_launches(problem), None
         if launches[0].folds is not None:
             folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
         for kernel, grid, constants, _ in launches:
             launch_compiled(kernel, grid, (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants), folds)
 
 
-class Form(NamedTuple):
-    """What general kernels know of a problem: all but its sizes and numbers."""
-
-    device: torch.device
-    recurrence: Recurrence
-    skip: bool
-    starts_at: bool
-    is_env_major: bool
-    is_dense: bool
-    is_wide: bool
-    streams: tuple[Any, ...]
-    """`Layout.kinds`, which tells those that there are."""
-
-
-def find_launches(problem: Problem, arguments: tuple[Any, ...]) -> Launches:
+def find_launches(problem: Problem) -> Launches:
     """Launches by kernels of the shape's own, or general ones."""
     layout = problem.layout
     facts = layout.is_env_major, layout.is_dense, layout.is_wide, tuple(layout.kinds)
-    form = Form(problem.like.device, problem.recurrence, problem.skip, problem.starts_at, *facts)
+    form = problem.like.device, problem.recurrence, problem.skip, problem.starts_at, *facts  # all but sizes and numbers
     variants = VARIANTS.get(form)
     if variants is None:
         variants = VARIANTS[form] = Variants(choose_general_rows(layout))
     launches = find_own_launches(problem, variants)
     if launches is None:
         postpone_recording()
-        launches = find_general_launches(problem, variants, arguments)
+        launches = find_general_launches(problem, variants)
     return launches
 
 
@@ -146,7 +128,7 @@ def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
     )
 
 
-def find_general_launches(problem: Problem, variants: Variants, arguments: tuple[Any, ...]) -> Launches:
+def find_general_launches(problem: Problem, variants: Variants) -> Launches:
     """Launches by general kernels, which are compiled if there is room for more."""
     layout, rows = problem.layout, variants.rows
     length, groups, lanes, number = layout.length, layout.groups, layout.lanes, layout.num_actions
@@ -158,28 +140,22 @@ def find_general_launches(problem: Problem, variants: Variants, arguments: tuple
     unrolled = number if number <= MAX_UNROLLED_BY_GENERAL_KERNELS else 0
     one_tile = length <= SHORT <= row.steps and problem.cu_seqlens is None
     wanted = GeneralSettings(row, unrolled, 1 if segments == 1 else 2, one_tile)
-    settings, kernels = variants.find_general(wanted, partial(compile_general, problem, arguments))
+    settings, kernels = variants.find_general(wanted, partial(compile_general, problem))
     grid = (groups * -(-lanes // settings.row.block_lanes), segments if settings.num_kernels == 2 else 1)
     folds = (3, GENERAL_SEGMENTS, groups, lanes) if settings.num_kernels == 2 else None
     return tuple([PreparedLaunch(kernel, grid, constants, folds) for kernel, constants in kernels])
 
 
-def compile_general(
-    problem: Problem, arguments: tuple[Any, ...], settings: GeneralSettings
-) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
+def compile_general(problem: Problem, settings: GeneralSettings) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
     """Compile general kernels; return them with their constants."""
-    is_split = settings.num_kernels == 2
     compiled = []
-    for fold in (True, False) if is_split else (False,):
-        config = kernel_config(problem, settings.row, GENERAL_SEGMENTS if is_split else 1, fold, settings)
-        constants = (*compile_equations(problem.recurrence), config)
-        given = generalize_arguments(problem, arguments, is_split)
-        options = compile_options(problem, settings.row)
-        compiled.append((scan.scan.warmup(*given, *constants, grid=(1, 1), **options), constants))
+    for call in build_launches(problem, settings.row, settings.num_kernels, settings):
+        given = generalize_arguments(problem, call.arguments)
+        compiled.append((scan.scan.warmup(*given, grid=(1, 1), **call.options), call.arguments[CONSTANTS:]))
     return tuple(compiled)
 
 
-def generalize_arguments(problem: Problem, arguments: tuple[Any, ...], is_split: bool) -> tuple[Any, ...]:
+def generalize_arguments(problem: Problem, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
     """What stands for a kernel's arguments while a general kernel is compiled."""
     is_env_major = problem.layout.is_env_major
     size = (1 << 40) + 1 if problem.layout.is_wide else 3  # Triton sees nothing of these but their type
@@ -198,8 +174,7 @@ def generalize_arguments(problem: Problem, arguments: tuple[Any, ...], is_split:
             return Address(x[0].dtype), *general_strides(x[1:])
         return tuple(map(generalize, x))
 
-    given = list(map(generalize, arguments))
-    given[FOLDS] = Address(problem.dtype) if is_split else None
+    given = [*map(generalize, arguments[:CONSTANTS]), *arguments[CONSTANTS:]]
     given[STRIDES] = general_strides(arguments[STRIDES])
     for i in NUMBERS:
         given[i] = unmark_numbers(arguments[i])
@@ -225,7 +200,9 @@ class KernelCall(NamedTuple):
     folds: torch.Tensor | None
 
 
-def build_launches(problem: Problem, row: Launch, segments: int) -> Iterator[KernelCall]:
+def build_launches(
+    problem: Problem, row: Launch, segments: int, general: GeneralSettings | None = None
+) -> Iterator[KernelCall]:
     """The launch, or with segments the one that folds them and the one that uses the folds."""
     groups, _, lanes = problem.shape
     grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
@@ -233,13 +210,15 @@ def build_launches(problem: Problem, row: Launch, segments: int) -> Iterator[Ker
     if segments > 1:
         scanned = row.chunks > 1 and problem.layout.is_env_major  # with all threads along the segments
         width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
+        width = width if general is None else GENERAL_SEGMENTS
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
+    arguments = *kernel_arguments(problem, folds), *compile_equations(problem.recurrence)
     for fold in (True, False) if segments > 1 else (False,):
-        constants = *compile_equations(problem.recurrence), kernel_config(problem, row, width, fold)
-        yield KernelCall(grid, (*kernel_arguments(problem, folds), *constants), compile_options(problem, row), folds)
+        config = kernel_config(problem, row, width, fold, general)
+        yield KernelCall(grid, (*arguments, config), compile_options(problem, row), folds)
 
 
-EXPECTED, FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("expected", "folds", "strides", "COEFFICIENTS"))
+FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("folds", "strides", "COEFFICIENTS"))
 NUMBERS = tuple(map(scan.scan.arg_names.index, ("bootstrap_number", "gamma_number", "decay", "scalars")))
 """Where these stand among the kernel's arguments."""
 GENERAL_SEGMENTS = launch.next_power_of_2(launch.MAX_SEGMENTS)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rl_triton_core._internal.launch.kernels import KernelCall, device_guard, launch_kernel
+from rl_triton_core._internal.launch.kernels import KernelCall, explain_float64, launch_kernels
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.tokens import kernel as kernels
 from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, Upstream, view_rows
@@ -30,27 +30,16 @@ def cut_rows(num_tokens: int, size: int, each: int = 16) -> tuple[dict[str, int]
 def run(problem: TokenProblem, results: TokenResults) -> None:
     """Fill the results."""
     if problem.dtype == torch.float64:
-        raise TypeError(
-            "logits: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu and "
-            "reference backends take float64)"
-        )
-    launch(list_launches(problem, results), problem)
+        raise explain_float64("logits")
+    launch_kernels(list_launches(problem, results), problem.logits.device)
 
 
 def differentiate(problem: TokenProblem, results: TokenResults, upstream: Upstream, gradient: torch.Tensor) -> None:
     """Fill the gradient by the logits, which may be their memory."""
     rows = view_rows(gradient).view(view_rows(problem.logits).shape)
-    launch([make_gradient_launch(problem, results, upstream, rows)], problem)
+    launch_kernels([make_gradient_launch(problem, results, upstream, rows)], problem.logits.device)
     if rows.data_ptr() != gradient.data_ptr():
         gradient.copy_(rows.view(gradient.shape))
-
-
-def launch(calls: Any, problem: TokenProblem) -> None:
-    """Make launches on the device of a problem."""
-    device = problem.logits.device
-    with device_guard(device):
-        for call in calls:
-            launch_kernel(call, device)
 
 
 def list_launches(problem: TokenProblem, results: TokenResults) -> Iterator[KernelCall]:

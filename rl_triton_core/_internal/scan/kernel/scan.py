@@ -93,30 +93,10 @@ def store_results(outputs, place, results, valid, CONFIG: tl.constexpr):
 
 @triton.jit
 def scan(
-    inputs,
-    next_values,
-    expected,
-    bootstrap,
-    bootstrap_number,
-    terminated,
-    truncated,
-    mask,
-    gamma,
-    gamma_number,
-    decay,
-    scalars,
-    initial,
-    previous_done,
-    outputs,
-    offsets,
-    folds,
-    strides,
-    steps,
-    lanes,
-    COEFFICIENTS: tl.constexpr,
-    READOUT: tl.constexpr,
-    CONFIG: tl.constexpr,
-):
+    inputs, next_values, expected, bootstrap, bootstrap_number, terminated, truncated, mask,
+    gamma, gamma_number, decay, scalars, initial, previous_done, outputs, offsets, folds, strides, steps, lanes,
+    COEFFICIENTS: tl.constexpr, READOUT: tl.constexpr, CONFIG: tl.constexpr,
+):  # fmt: skip
     """A[t] = α[t] + β[t]·A[neighbour of t].
 
     Streams are described in `tiles`. `decay` is γλ, or λ if γ is per step. `scalars` are `Step.params`, a name that

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rl_triton_adapters._check import with_check
 from rl_triton_adapters._overrides import find_override, find_own, find_settings, list_modules, reach
 from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import is_written_in, keep_buffers
@@ -210,6 +211,7 @@ class CapturedUpdateMixin:
             loss = super().train_central_value(*args, **kwargs)
         return loss.item() if isinstance(loss, Tensor) else loss
 
+    @with_check
     def calc_gradients(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step with a minibatch, as the agent does."""
         update = self._rl_triton

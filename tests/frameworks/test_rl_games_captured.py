@@ -1,5 +1,6 @@
 """Captured updates of RL-Games' agents against eager ones and against its own; on a CPU with recorded graphs."""
 
+import re
 from functools import partial
 
 import pytest
@@ -434,3 +435,18 @@ def test_training_in_two_processes(device, kind, tmp_path):
     check_training(
         train_in_rank, ["running_mean_std.running_", "running_mean 1", "running_var 1"], device, kind, tmp_path
     )
+
+
+@pytest.mark.parametrize("env", ["cartpole", "pendulum"])
+def test_steps_are_compared_when_asked(env, tmp_path, monkeypatch, capsys):
+    """The first ones, with those of RL-Games; training is what it is without."""
+    agents = []
+    for count in ("0", "3"):
+        monkeypatch.setenv("RL_TRITON_CHECK", count)
+        allow_captures(monkeypatch)
+        agents.append(train(make_agent("triton", env, tmp_path, {"max_epochs": 1})))
+    lines = re.findall(
+        r"RL_TRITON_CHECK: \w+\.calc_gradients (\d): .* by (\S+) and differ by (\S+) from", capsys.readouterr().out
+    )
+    assert [int(x) for x, *_ in lines] == [1, 2, 3] and all(float(moved) > 1e3 * float(off) for _, moved, off in lines)
+    compare(*agents, rtol=0, atol=0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import check_no_overlap, check_out_tensor
-from rl_triton_core._internal.backend import Backend, choose_backend, copy_to_host, needs_host
+from rl_triton_core._internal.backend import choose_backend, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import mark_numbers
 from rl_triton_core._internal.moments import rule as rules
@@ -89,9 +88,7 @@ def normalize_advantages(
         check.check_shape("mask", mask, advantages.shape, "that of advantages", advantages.device)
         check.check_values("normalize_advantages", {}, mask)
     rule = rules.check_rule(correction, epsilon, epsilon_mode)
-    exchange = None
-    if group is not None:
-        exchange = partial(rules.gather_moments, group=rules.check_group(group, needs_graph((advantages,))))
+    exchange = rules.make_exchange(group, needs_graph((advantages,)))
     if out is not None:
         check_out(out, advantages, mask)
     return normalize(advantages, mask, rule, exchange, out, backend)
@@ -115,27 +112,11 @@ def normalize(
     if chosen is None or needs_graph((advantages,)):
         result = normalize_values(advantages, mask, rule, exchange).to(dtype)
         return result if out is None else out.copy_(result)
-    rule = Rule(*mark_numbers(rule))
-    if out is None:
-        out = torch.empty_like(advantages, dtype=dtype)
-    run_backend(chosen, advantages.detach(), mask, out, rule, exchange)
-    return out
-
-
-def run_backend(
-    backend: Backend,
-    advantages: torch.Tensor,
-    mask: torch.Tensor | None,
-    out: torch.Tensor,
-    rule: Rule,
-    exchange: Exchange | None,
-) -> None:
-    """Fill `out` by a backend, which takes matrices."""
-    streams = [advantages, out] if mask is None else [advantages, mask, out]
-    values, *flags, result = rules.view_as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
-    backend.normalize(Task(values, flags[0] if flags else None, result, rule), exchange)
-    if result.data_ptr() != out.data_ptr():
-        out.copy_(result.view(out.shape))
+    rule, out = Rule(*mark_numbers(rule)), torch.empty_like(advantages, dtype=dtype) if out is None else out
+    streams = [x for x in (advantages.detach(), mask, out) if x is not None]
+    values, *flags, written = rules.view_as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
+    chosen.normalize(Task(values, flags[0] if flags else None, written, rule), exchange)
+    return out if written.data_ptr() == out.data_ptr() else out.copy_(written.view(out.shape))
 
 
 def check_out(out: Any, advantages: torch.Tensor, mask: torch.Tensor | None) -> None:

@@ -65,22 +65,17 @@ def random_rollout(
         raise ValueError(f"time_dim: got {time_dim}, expected one of -2, -1, 0, 1")
     generator = torch.Generator().manual_seed(seed)
     shape = (num_envs, num_steps)
-    rewards, values, bootstrap_values = (torch.randn(shape, generator=generator, device="cpu") for _ in range(3))
-    terminated, truncated = (
-        torch.rand(shape, generator=generator, device="cpu") < prob for prob in (terminated_prob, truncated_prob)
-    )
 
-    def place_tensor(x: Tensor, dtype: torch.dtype) -> Tensor:
+    def place_tensor(x: Tensor) -> Tensor:
         x = x.t() if time_dim in (-2, 0) else x
-        return x.contiguous().to(device=device, dtype=dtype)
+        return x.contiguous().to(device=device, dtype=x.dtype if x.dtype == torch.bool else dtype)
 
-    return Rollout(
-        rewards=place_tensor(rewards, dtype),
-        values=place_tensor(values, dtype),
-        terminated=place_tensor(terminated, torch.bool),
-        truncated=place_tensor(truncated, torch.bool),
-        bootstrap_values=place_tensor(bootstrap_values, dtype),
-    )
+    reals = (torch.randn(shape, generator=generator, device="cpu") for _ in range(3))
+    rewards, values, bootstrap_values = map(place_tensor, reals)
+    chances = terminated_prob, truncated_prob
+    flags = (torch.rand(shape, generator=generator, device="cpu") < prob for prob in chances)
+    terminated, truncated = map(place_tensor, flags)
+    return Rollout(rewards, values, terminated, truncated, bootstrap_values)
 
 
 def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:

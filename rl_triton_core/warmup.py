@@ -82,31 +82,20 @@ def warm_up(
     if device is None:
         device = "cuda" if backend == "triton" and torch.cuda.is_available() else "cpu"
     check_device(device, backend)
-    arguments |= make_tensors(names, shape, time_dim, dtype, flag_dtype, device)
+    if len(shape) != 2 or min(shape) < 1:
+        raise ValueError(f"shape: got {tuple(shape)}, expected two sizes of at least 1")
+    for name in names:  # zeros, and a mask of ones
+        size = shape_of(name, shape, time_dim, per_step="truncated" in names)
+        kind = flag_dtype if name in FLAGS else dtype
+        try:
+            arguments[name] = torch.full(size, float(name == "mask"), dtype=kind, device=device)
+        except RuntimeError as error:
+            raise ValueError(f"shape: got {tuple(shape)}, expected one that fits into memory: {error}") from None
     if "time_dim" in parameters:
         arguments["time_dim"] = time_dim
     for _ in range(NUM_CALLS):
         call(**arguments, backend=backend)
     return time.perf_counter() - start
-
-
-def make_tensors(
-    names: Sequence[str],
-    shape: Sequence[int],
-    time_dim: int,
-    dtype: torch.dtype,
-    flag_dtype: torch.dtype,
-    device: torch.device | str,
-) -> dict[str, torch.Tensor]:
-    """Tensors of zeros, and a mask of ones, for the arguments of these names."""
-    if len(shape) != 2 or min(shape) < 1:
-        raise ValueError(f"shape: got {tuple(shape)}, expected two sizes of at least 1")
-    shapes = {name: shape_of(name, shape, time_dim, per_step="truncated" in names) for name in names}
-    dtypes = {name: flag_dtype if name in FLAGS else dtype for name in names}
-    try:
-        return {x: torch.full(shapes[x], float(x == "mask"), dtype=dtypes[x], device=device) for x in names}
-    except RuntimeError as error:
-        raise ValueError(f"shape: got {tuple(shape)}, expected one that fits into memory: {error}") from None
 
 
 def check_device(device: torch.device | str, backend: str | None) -> None:

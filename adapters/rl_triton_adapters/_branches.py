@@ -72,7 +72,6 @@ class Writes:
     """
 
     def __init__(self) -> None:
-        """Nothing has been seen."""
         self.are_there = False
 
     @contextmanager
@@ -96,7 +95,6 @@ class Siblings:
     """Functions that are called with the same input, one after the other: in a graph, each in a branch of its own."""
 
     def __init__(self) -> None:
-        """No input is known."""
         self.input: Tensor | None = None
         self.fork = Fork()
 

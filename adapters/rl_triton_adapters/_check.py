@@ -54,7 +54,6 @@ class State:
     """
 
     def __init__(self, algorithm: Any) -> None:
-        """Keep a copy."""
         held = [algorithm, *vars(algorithm).values()]
         modules = [y for x in held if isinstance(x, nn.Module) for y in x.modules()]
         tensors = [y for x in modules for y in (*x._parameters.values(), *x._buffers.values())]

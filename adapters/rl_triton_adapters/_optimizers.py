@@ -78,8 +78,10 @@ def choose_setting(optimizer: Optimizer) -> dict[str, bool]:
     tensors += [x.grad for x in tensors if x.grad is not None]  # a hook may have given it other strides
     if any(x.is_sparse for x in tensors):
         return {}
-    if name_repeated(optimizer):
-        warn_of_repeated(optimizer)
+    if repeated := name_repeated(optimizer):
+        if optimizer not in WARNED:
+            WARNED.add(optimizer)
+            warn(f"{repeated}: each is stepped alone", RuntimeWarning, stacklevel=2)
         return {"foreach": False}
     if isinstance(optimizer, RMSprop) or any(group.get("momentum") for group in groups):
         return {"foreach": True}  # a fused SGD takes no parameter whose momentum begins later than that of others
@@ -87,13 +89,6 @@ def choose_setting(optimizer: Optimizer) -> dict[str, bool]:
     if all(map(Tensor.is_contiguous, tensors)):
         return {"fused": True}
     return {} if any(isinstance(group["lr"], Tensor) for group in groups) else {"foreach": True}
-
-
-def warn_of_repeated(optimizer: Optimizer) -> None:
-    """Say once why an optimizer steps one parameter after the other."""
-    if optimizer not in WARNED:
-        WARNED.add(optimizer)
-        warn(f"{name_repeated(optimizer)}: each is stepped alone", RuntimeWarning, stacklevel=2)
 
 
 def set_fused(optimizer: Optimizer, *_: Any) -> None:

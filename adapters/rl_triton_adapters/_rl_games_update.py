@@ -32,12 +32,7 @@ class CentralValueUpdate(CapturedUpdate):
         self.net: Any = None
 
     def find(self, net: Any, stock: str) -> None:
-        """Find out how the steps of the moment are made.
-
-        Args:
-            net: The agent's `central_value_net`.
-            stock: Why they are to be RL-Games' own; empty if nothing is known that stands against ours.
-        """
+        """Find out how the steps of an agent's `central_value_net` are made; `stock` says why as RL-Games does."""
         self.net = net
         stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
         stock = stock or find_override(net, ["train_net"], PACKAGES)
@@ -96,9 +91,7 @@ def replace_model(trainer: Any, is_captured: bool, numbers: dict[str, Any]) -> I
 class AgentUpdate(CapturedUpdate):
     """The steps of an agent, and of its central value network.
 
-    Args:
-        agent: The agent.
-        kind: Our class: the methods behind it are RL-Games' or the user's.
+    Methods behind `kind`, our class, are RL-Games' or the user's.
     """
 
     def __init__(self, agent: Any, kind: Any) -> None:
@@ -174,12 +167,6 @@ class AgentUpdate(CapturedUpdate):
         refusals = [checks.has_failed()] if checks is not None and checks.results else []
         return agent.train_result, agent.aux_loss_dict, refusals
 
-    def stop_if_refused(self) -> None:
-        """Within a step: change nothing from here on if a distribution of this epoch has refused its arguments."""
-        if self.checks is not None and self.checks.results:
-            assert self.step is not None
-            self.step.stop_if(self.checks.has_failed())
-
 
 class CapturedUpdateMixin:
     """Capture an agent's `calc_gradients`, and the steps of its central value network. Put it in front of an agent.
@@ -189,7 +176,6 @@ class CapturedUpdateMixin:
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
-        """Create the agent."""
         self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         super().__init__(base_name, params)
         self._rl_triton = AgentUpdate(self, CapturedUpdateMixin)
@@ -224,7 +210,10 @@ class CapturedUpdateMixin:
 
     def trancate_gradients_and_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step of the optimizer, unless a distribution of this update has refused its arguments."""
-        self._rl_triton.stop_if_refused()
+        update = self._rl_triton
+        if update.checks is not None and update.checks.results:
+            assert update.step is not None
+            update.step.stop_if(update.checks.has_failed())
         return super().trancate_gradients_and_step(*args, **kwargs)
 
     def train_epoch(self, *args: Any, **kwargs: Any) -> Any:

@@ -296,11 +296,6 @@ class Update(CapturedUpdate):
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
 
         Several processes take their mean divergence, and the rate of the first one, which is sent as float32.
-
-        Args:
-            target: The divergence that is wanted.
-            old_parameters: Of the distribution that drew the minibatch's actions.
-            parameters: Of the actor's.
         """
         alg, rate = self.alg, self.rate
         with torch.no_grad():
@@ -323,10 +318,7 @@ class Update(CapturedUpdate):
     def compute_loss(self, batch: SimpleNamespace, numbers: dict[str, Any], size: int) -> tuple[Tensor, list[Tensor]]:
         """Compute the loss of one minibatch in one pass, and its parts. What is the user's is called as `PPO` does.
 
-        Args:
-            batch: The minibatch.
-            numbers: Those of `find_numbers`.
-            size: How many samples are the rollout's own: entropies of those that mirror them do not count.
+        Entropies of samples beyond `size` do not count: they mirror those of the rollout.
         """
         alg, policy = self.alg, self.apply_actor(batch)
         values = self.apply_critic(batch)

@@ -43,11 +43,7 @@ class TritonAdvantagesMixin:
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
-        """Create the agent.
-
-        Args:
-            base_name: As of the agent.
-            params: As of the agent; `params["config"]["triton"]`, a bool, is the switch.
+        """Create the agent, as RL-Games does; `params["config"]["triton"]` is the switch.
 
         Raises:
             TypeError: The switch is no bool.

@@ -229,7 +229,6 @@ class DeferredChecks(TorchFunctionMode):
     """Inside, distributions of this thread do not wait for the device to check their arguments."""
 
     def __init__(self) -> None:
-        """Nothing is checked yet."""
         super().__init__()
         self.results: list[Tensor] = []
         """Of each check, whether it holds, on the device."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,19 +41,15 @@ def find_numba_cache() -> Cache:
     except ImportError as error:
         return Cache(None, f"none: the import of Numba failed: {error}", "pip install --upgrade numba")
     folder = disk.find_folder()
-    found, broken = judge_folder(variable, folder, os.lstat, 0o022), [*list_broken(folder.glob(f"*{disk.SUFFIX}"))]
-    if broken and not found.problem:
-        return Cache(str(folder), f"{len(broken)} files in {folder} are broken: {broken[0]}", f"delete {folder}")
-    return found
-
-
-def list_broken(paths: Iterable[Path]) -> Iterator[str]:
-    """Those of these files of compiled code that are not read, and why."""
-    for path in paths:
+    found, broken = judge_folder(variable, folder, os.lstat, 0o022), []
+    for path in folder.glob(f"*{disk.SUFFIX}"):
         try:
             read_kept(path)
         except (OSError, ValueError) as error:
-            yield f"{path.name}: {error}"
+            broken.append(f"{path.name}: {error}")
+    if broken and not found.problem:
+        return Cache(str(folder), f"{len(broken)} files in {folder} are broken: {broken[0]}", f"delete {folder}")
+    return found
 
 
 def find_triton_cache() -> Cache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -52,15 +53,11 @@ def print_report(report: Report, as_json: bool) -> None:
 
 def track_progress(items: Iterable[T], description: str, total: int) -> Iterator[T]:
     """Pass items on, and say on standard error how many are done: at first, and then every few seconds."""
-    latest = print_number(0, description, total)
-    for number, item in enumerate(items, 1):
+    latest = -math.inf
+    for number, item in enumerate(items):
+        now = time.monotonic()
+        if now > latest + SECONDS_BETWEEN_LINES:
+            latest = now
+            with suppress(OSError):  # it is no reason to stop
+                print(f"{description}: {number} of {total}", file=sys.stderr, flush=True)
         yield item
-        if time.monotonic() > latest + SECONDS_BETWEEN_LINES:
-            latest = print_number(number, description, total)
-
-
-def print_number(number: int, description: str, total: int) -> float:
-    """Print how many are done, and return when that was."""
-    with suppress(OSError):  # it is no reason to stop
-        print(f"{description}: {number} of {total}", file=sys.stderr, flush=True)
-    return time.monotonic()

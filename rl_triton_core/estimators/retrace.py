@@ -161,11 +161,7 @@ def compute_retrace(
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
-        params=(
-            check_number("lambda_", lambda_, 0.0, 1.0),
-            check_clip("c_bar", c_bar),
-            check_clip("rho_bar", rho_bar),
-        ),
+        params=(check_number("lambda_", lambda_, 0.0, 1.0), check_clip("c_bar", c_bar), check_clip("rho_bar", rho_bar)),
         next_values=check_expectation(expected_next_q, next_action_probs, next_q_values, layout),
         mask=mask,
         mask_mode=mask_mode,

@@ -19,10 +19,9 @@ from rl_triton_core._internal.loss.arguments import (
     drop_graph,
     flatten,
 )
-from rl_triton_core._internal.loss.problem import LossProblem
+from rl_triton_core._internal.loss.problem import LossProblem, PPOLoss
 from rl_triton_core._internal.loss.solve import solve_loss
 from rl_triton_core.losses.policies import LogProbs
-from rl_triton_core.losses.ppo import PPOLoss, arrange_parts
 
 RATIOS = ("token", "sequence", "sequence-token")
 THROUGH_RATIO = ("clip", "sapo")
@@ -176,7 +175,7 @@ def grpo_loss(
         share_ratio(problem, log_probs.shape)
     aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
     aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
-    return solve_loss(problem, policy.network, backend, arrange_parts)
+    return solve_loss(problem, policy.network, backend)
 
 
 def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_seqlens: Any, warns: bool) -> None:

@@ -2,62 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
-from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.launch.fast_path import SEQUENCES, with_fast_path
-from rl_triton_core._internal.loss.arguments import Number, build_problem, check_normalization
+from rl_triton_core._internal.loss.arguments import Normalization, Number, build_problem, check_normalization
+from rl_triton_core._internal.loss.problem import PPOLoss
 from rl_triton_core._internal.loss.solve import solve_loss
 from rl_triton_core.losses.policies import Policy, check_policy
-
-
-class PPOLoss(NamedTuple):
-    """A loss, its parts and what is logged beside it: tensors without dimensions, of which `loss` has a graph.
-
-    loss = policy_loss + value_coef·value_loss − entropy_coef·entropy + kl_coef·kl, each a weighted mean.
-    """
-
-    loss: torch.Tensor
-    policy_loss: torch.Tensor
-    value_loss: torch.Tensor
-    """0 without values."""
-    entropy: torch.Tensor
-    kl: torch.Tensor
-    """0 without a policy to compare with."""
-    approx_kl: torch.Tensor
-    """KL from the old policy, estimated as the mean of r − 1 − log r."""
-    approx_kl_k1: torch.Tensor
-    """The same, estimated as the mean of −log r."""
-    clip_fraction: torch.Tensor
-    """How often the ratio was outside of the clip."""
-    ratio_mean: torch.Tensor
-    explained_variance: torch.Tensor
-    """1 − Var(R − V)/Var(R); NaN without values, and where returns do not vary."""
-    ratio_min: torch.Tensor
-    ratio_max: torch.Tensor
-
-
-def arrange_parts(loss: torch.Tensor, statistics: torch.Tensor) -> PPOLoss:
-    """A loss with its statistics, each by its name."""
-    return PPOLoss(loss, *statistics.unbind())
-
-
-class Normalization(NamedTuple):
-    """How advantages are normalised: as `normalize_advantages` of the package does it, which explains each field."""
-
-    correction: float = 1
-    """What the variance's divisor is less than the sum of the weights."""
-    epsilon: float = 1e-8
-    """ε of the normalisation."""
-    epsilon_mode: str = "add"
-    """Where ε goes: ``"add"``, ``"floor"`` or ``"variance"``."""
-    group: distributed.ProcessGroup | str | None = None
-    """Normalise over all ranks of this process group, ``"world"`` for the default one. Every rank must call. Not under
-    torch.compile."""
-
 
 SEQUENCES.add(Normalization)
 
@@ -157,7 +109,7 @@ def ppo_loss(
     checked = check_policy(policy, actions)
     check.check_tensor("old_log_probs", old_log_probs, check.REAL_DTYPES)
     check.check_tensor("advantages", advantages, check.REAL_DTYPES)
-    rule, exchange = check_normalization(normalize_advantages, Normalization)
+    rule, exchange = check_normalization(normalize_advantages)
     problem = build_problem(
         checked,
         old_log_probs=old_log_probs,
@@ -184,4 +136,4 @@ def ppo_loss(
         exchange=exchange,
     )
     inputs = checked.network if values is None else (*checked.network, values)
-    return solve_loss(problem, inputs, backend, arrange_parts)
+    return solve_loss(problem, inputs, backend)

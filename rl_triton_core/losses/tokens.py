@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import overlaps_itself
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.tokens.problem import TokenProblem
+from rl_triton_core._internal.tokens.problem import TokenLogProbs, TokenProblem
 from rl_triton_core._internal.tokens.solve import solve_tokens
 
 LOWEST_TEMPERATURE = 1e-6
-
-
-class TokenLogProbs(NamedTuple):
-    """What `token_log_probs` returns: float32, or float64 if the logits are; shaped like the tokens."""
-
-    log_probs: torch.Tensor
-    entropy: torch.Tensor
-    """None if it was not asked for."""
 
 
 @with_fast_path
@@ -86,7 +77,7 @@ def token_log_probs(
     check.check_bool("entropy", entropy)
     if check.check_bool("inplace_backward", inplace_backward) and not check.is_traced():
         check_own_memory(logits)
-    return solve_tokens(problem, entropy, inplace_backward, backend, TokenLogProbs)
+    return solve_tokens(problem, entropy, inplace_backward, backend)
 
 
 def check_own_memory(logits: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ from test_estimators_packed import make_packed_case
 
 from rl_triton_core import FinalValues, ScanState, compute_gae, losses, normalize_advantages
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.variants import forget_variants
+from rl_triton_core._internal.launch.variants import VARIANTS
 
 SHAPE, LENGTHS = (4, 7), (4, 0, 3, 6)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -259,7 +259,7 @@ def test_every_dtype_means_the_same(target, slot, layout):
     if target.interpreted and (slot not in INTERPRETED or layout not in ("contiguous", "strided")):
         pytest.skip("it takes long; kernels read others in the same way")
     forget_plans()
-    forget_variants()
+    VARIANTS.clear()
     check_slot(SLOTS[slot], layout, target, times=1 if target.interpreted or target.backend == "reference" else 3)
 
 

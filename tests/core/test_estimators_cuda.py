@@ -14,7 +14,7 @@ from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.variants import forget_variants
+from rl_triton_core._internal.launch.variants import VARIANTS
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.gpu
@@ -126,7 +126,7 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
 
     monkeypatch.setattr(backend, "build_launches", note_launches)
     forget_plans()
-    forget_variants()
+    VARIANTS.clear()
     call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
     first = call.kwargs[estimator.inputs[0]]
     graphs = [capture_graph(lambda: call("triton")) for _ in range(2)]
@@ -146,7 +146,7 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
 @ALL
 def test_no_memory_but_that_of_the_results(estimator, time_dim):
     """Where nothing requires grad: nothing is copied meanwhile, and nothing held afterwards. Whole, and replayed."""
-    forget_variants()  # general kernels have room for more segments
+    VARIANTS.clear()  # general kernels have room for more segments
     call = Call(random_case(estimator, 1024, 512, valid=0.9), "cuda", How(time_dim=time_dim))
     size = sum(x.nbytes for x in call("triton"))
     gc.collect()  # what other tests left must not go meanwhile
@@ -197,7 +197,7 @@ def test_a_stream_of_its_own(estimator):
 def test_a_second_device(estimator):
     if torch.cuda.device_count() < 2:
         pytest.skip("one device only")
-    forget_variants()  # the shape is a first one on both devices
+    VARIANTS.clear()  # the shape is a first one on both devices
     case = random_case(estimator, *SHAPE)
     want, got = Call(case, "cuda:0")("triton"), Call(case, "cuda:1")("triton")
     assert got[0].device == torch.device("cuda:1") and torch.cuda.current_device() == 0

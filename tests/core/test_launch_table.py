@@ -5,7 +5,7 @@ import torch
 
 import rl_triton_core as ours
 from rl_triton_core._internal.launch.table import TABLE, narrow_launch
-from rl_triton_core._internal.launch.variants import forget_variants
+from rl_triton_core._internal.launch.variants import VARIANTS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -27,7 +27,7 @@ def test_a_step_counts_inputs_results_and_flags(compute_returns, streams, flags,
     backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
     if reason := backend.unavailable(DEVICE):
         pytest.skip(reason)
-    forget_variants()
+    VARIANTS.clear()
     found, find = [], backend.launch.find_launch
     monkeypatch.setattr(backend.launch, "find_launch", lambda *size: found.append(size) or find(*size))
     x, ended = torch.zeros(4, 8, device=DEVICE), torch.zeros(4, 8, device=DEVICE, dtype=flags)

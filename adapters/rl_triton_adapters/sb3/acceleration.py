@@ -154,11 +154,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return {}
 
     def _make_updates(self, update: CapturedStep) -> None:
-        """Make all steps with the rollout, and log what the stock algorithm logs.
-
-        Args:
-            update: Makes one step, `_make_step`, captured where that is possible.
-        """
+        """Make all steps with the rollout, captured where that is possible, and log what the stock algorithm logs."""
         raise NotImplementedError
 
     def _draw_permutation(self) -> torch.Tensor:
@@ -172,14 +168,9 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return batch
 
     def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
-        """Make a step of the optimizer, with clipped gradients, unless the update has come to its end.
+        """Make a step of the optimizer, with clipped gradients, unless the update stops before; whether it has stopped.
 
-        Args:
-            loss: The loss of a minibatch.
-            stops: Whether the update stops before this step, on the device.
-
-        Returns:
-            Whether the update has stopped, on the device.
+        That and `stops` are on the device.
         """
         step = self._update.step
         assert step is not None

@@ -186,16 +186,9 @@ def process_sequences(
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """Call an LSTM once for all steps of some sequences, which rollout buffers cut where episodes start.
 
-    sb3-contrib calls it for each step if any episode starts, lest one starts within a sequence.
-
-    Args:
-        features: Inputs, [num_sequences * num_steps, input_size].
-        lstm_states: Hidden and cell states before the first steps, [num_layers, num_sequences, hidden_size] each.
-        episode_starts: 1 where an episode starts, [num_sequences * num_steps].
-        lstm: The LSTM.
-
-    Returns:
-        Outputs, [num_sequences * num_steps, hidden_size], and the states after the last steps.
+    sb3-contrib calls it for each step if any episode starts, lest one starts within a sequence. Features and outputs
+    are [num_sequences * num_steps, size], states before and after all steps [num_layers, num_sequences, size], and
+    `episode_starts`, 1 where one does, [num_sequences * num_steps].
     """
     num_sequences = lstm_states[0].shape[1]
     starts = episode_starts.view(num_sequences, -1)

@@ -138,9 +138,7 @@ def count_renorm_steps(network: nn.Module) -> list[tuple[int, int]]:
 def learn_statistics(network: Any, is_warm: tuple[bool, ...]) -> Iterator[None]:
     """Inside, the layers that normalise batches learn their statistics, and need not ask the device how many they saw.
 
-    Args:
-        network: An actor or a critic.
-        is_warm: Whether the warm-up of each of these layers is over.
+    What is known is whether the warm-up of each is over.
     """
     network.set_bn_training_mode(True)
     with KnownSteps(list_renorms(network), is_warm):
@@ -152,7 +150,6 @@ class KnownSteps(TorchFunctionMode):
     """Inside, the question whether a layer has seen more batches than its warm-up has its answer."""
 
     def __init__(self, layers: list[Any], answers: tuple[bool, ...]) -> None:
-        """One for each of the layers."""
         super().__init__()
         self.answers = {id(x.steps): answer for x, answer in zip(layers, answers, strict=True)}
 

@@ -17,7 +17,6 @@ class TrainingModes:
     """
 
     def __init__(self, policy: Any) -> None:
-        """Nothing is known before each mode has been set once."""
         self.policy = policy
         self.modules: list[nn.Module] = []
         self.flags: dict[bool, list[tuple[dict[str, Any], bool]]] = {}

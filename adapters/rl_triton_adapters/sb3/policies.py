@@ -114,9 +114,7 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
 def draw_categorical(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Tensor]:
     """Draw actions as `torch.distributions.Categorical` does, and return their log-probabilities too.
 
-    Args:
-        logits: Logits, [num_environments, num_actions].
-        allowed: Which actions may be drawn, as sb3-contrib masks them; None for all.
+    Logits are [num_environments, num_actions], as are the actions that are allowed, masked as sb3-contrib does it.
     """
     log_probs = logits - logits.logsumexp(dim=-1, keepdim=True)
     if allowed is not None:
@@ -218,13 +216,9 @@ def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:
 
 
 def compile_loss(policy: Any, **arguments: Any) -> None:
-    """Compute the loss of two steps, so that no later one compiles anything.
+    """Compute the loss of two steps, so that no later one compiles anything; with the arguments of `compute_loss`.
 
     Of a single one, slices would be contiguous, for which Numba compiles other code.
-
-    Args:
-        policy: The policy.
-        arguments: Numbers and switches that `compute_loss` is going to be given.
     """
     values, constant = torch.zeros(2, requires_grad=True), torch.zeros(2)
     arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -60,29 +61,23 @@ def check_no_overlap(given: Sequence[tuple[str, torch.Tensor]], inputs: Sequence
     for name, tensor in given:
         first, end = find_memory_range(tensor)
         for other, other_first, other_end in ranges:
-            if first < other_end and other_first < end and shares_memory(tensor, other):
+            may_overlap = first < other_end and other_first < end and tensor.device == other.device
+            if may_overlap and np.shares_memory(*map(view_addresses, (tensor, other))):
                 raise ValueError(f"{name}: got memory that it shares with another argument, expected memory of its own")
         ranges.append((tensor, first, end))
 
 
-def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether tensors have memory in common, by their addresses."""
-    return a.device == b.device and np.shares_memory(Addresses(a), Addresses(b))
-
-
-class Addresses:
+def view_addresses(tensor: torch.Tensor) -> Any:
     """A tensor as NumPy sees an array, on any device: nothing is read."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        """Tell NumPy where the elements lie."""
-        size = tensor.element_size()
-        self.__array_interface__ = {
-            "data": (tensor.data_ptr(), True),
-            "shape": tuple(tensor.shape),
-            "strides": tuple(size * stride for stride in tensor.stride()),
-            "typestr": f"|V{size}",
-            "version": 3,
-        }
+    size = tensor.element_size()
+    interface = {
+        "data": (tensor.data_ptr(), True),
+        "shape": tuple(tensor.shape),
+        "strides": tuple(size * stride for stride in tensor.stride()),
+        "typestr": f"|V{size}",
+        "version": 3,
+    }
+    return SimpleNamespace(__array_interface__=interface)
 
 
 def find_memory_range(tensor: torch.Tensor) -> tuple[int, int]:

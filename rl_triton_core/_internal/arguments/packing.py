@@ -35,10 +35,6 @@ class Packed(NamedTuple):
     """Which of the results are."""
     backend: str
 
-    def without_symbols(self) -> Packed:
-        """The same with other numbers, for what does not depend on them."""
-        return self._replace(symbols=None)
-
     def read_numbers(self) -> list[float]:
         """The numbers, whichever way they came."""
         return list(self.numbers if self.symbols is None else self.symbols.tolist())

@@ -100,7 +100,6 @@ def llvm_function(name: str) -> Any:
 
     @intrinsic
     def call(context: Any, x: Any) -> Any:
-        """Call it."""
 
         def generate(context: Any, builder: llvm.IRBuilder, signature: Any, values: Sequence[Any]) -> Any:
             return builder.call(builder.module.declare_intrinsic(f"llvm.{name}", [values[0].type]), values)

@@ -131,25 +131,20 @@ class Operand:
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        """Wrap a tensor."""
         self.tensor = tensor
 
     def __mul__(self, other: Any) -> Operand:
-        """Multiply by another operand or a number."""
         if isinstance(other, Operand):
             return Operand(multiply_tensors(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
     def __rsub__(self, other: Any) -> Operand:
-        """Subtract from a number."""
         return Operand(other - self.tensor)
 
     def __rtruediv__(self, other: Any) -> Operand:
-        """Divide a number."""
         return Operand(other / self.tensor)
 
     def __neg__(self) -> Operand:
-        """Negate."""
         return Operand(-self.tensor)
 
     __add__, __sub__, __truediv__ = map(lift, (operator.add, operator.sub, operator.truediv))

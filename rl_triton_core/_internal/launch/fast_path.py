@@ -178,7 +178,6 @@ class Numbers:
     """The numbers of planned calls, such as γ, as launches take them."""
 
     def __init__(self, count: int) -> None:
-        """Know none yet of calls with so many."""
         self.latest: tuple[tuple[Any, ...], tuple[Any, ...]] = ((object(),) * count, ())
         self.known: dict[Hashable, tuple[Any, ...]] = {}
 
@@ -210,7 +209,6 @@ class Form:
     """Calls with arguments of certain names, of which certain ones are tuples or lists."""
 
     def __init__(self, sequences: Sequences, first: int) -> None:
-        """Their first tensor has this place."""
         self.sequences = sequences
         self.first = first
         self.calls: dict[Hashable, tuple[PlannedCall, ...]] = {}
@@ -228,7 +226,6 @@ class Memory:
     """What a public function remembers of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        """Remember nothing yet."""
         parameters = inspect.signature(function).parameters
         self.name = function.__name__
         self.parameters = list(parameters)

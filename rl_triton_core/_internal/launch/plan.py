@@ -66,14 +66,9 @@ class Plan:
         outcome: Outcome | None = None,
         num_numbers: int = 0,
     ) -> None:
-        """Plan calls like a recorded one.
+        """Plan calls like a recorded one, with its tensors, each once, and how its results are made of what is written.
 
-        Args:
-            tensors: The tensors among its arguments, each once.
-            launches: What it launched.
-            results: What it returned.
-            outcome: How that was made, if it was made from what the launches wrote.
-            num_numbers: How many of its marked numbers may change from call to call: all or none.
+        All or none of its marked numbers may change from call to call.
 
         Raises:
             NoPlanError: Such calls do more than these launches.
@@ -201,7 +196,6 @@ class PoolBuilder:
     """Decides what is in a plan's pool, and where."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], num_numbers: int) -> None:
-        """Begin with the tensors of a call, which has so many numbers."""
         self.objects = list(tensors)
         """The tensors, and what a plan allocates."""
         self.num_given = len(tensors)

@@ -79,7 +79,6 @@ class NumbersCollected(BaseException):
     """Ends a call that was made to check its numbers; carries them as launches take them."""
 
     def __init__(self, numbers: tuple[Any, ...]) -> None:
-        """Carry numbers."""
         self.numbers = numbers
 
 

@@ -67,7 +67,6 @@ class Variants:
     """The kernels of one form of problem on one device."""
 
     def __init__(self, rows: GeneralRows) -> None:
-        """Begin without any."""
         self.rows = rows
         self.own: dict[Hashable, Launches] = {}
         """For each shape that has kernels of its own."""
@@ -115,16 +114,10 @@ VARIANTS: dict[Hashable, Variants] = {}
 """By device and form of problem."""
 
 
-def forget_variants() -> None:
-    """Let every shape be a first one again. What is compiled stays so."""
-    VARIANTS.clear()
-
-
 class Address:
     """Stands for tensors of a dtype, at any address, while a kernel is compiled."""
 
     def __init__(self, dtype: torch.dtype) -> None:
-        """Stand for any such tensor."""
         self.dtype = dtype
 
     def data_ptr(self) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.loss.equations import CLIPS, ESTIMATORS, SURROGATES, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
-from rl_triton_core._internal.moments.rule import Exchange, Rule, check_group, check_rule, gather_moments
+from rl_triton_core._internal.moments.rule import Exchange, Rule, check_rule, make_exchange
 
 Number = float | torch.Tensor
 """Or a tensor without dimensions, as schedules in a CUDA graph are."""
@@ -122,20 +122,28 @@ def check_coefficient(name: str, x: Any, low: float = -math.inf) -> Number:
     return drop_graph(x)
 
 
-def check_normalization(wanted: Any, kind: type[Any]) -> tuple[Rule | None, Exchange | None]:
-    """How advantages are normalised, and how ranks exchange their moments; None where they are not.
+class Normalization(NamedTuple):
+    """How advantages are normalised: as `normalize_advantages` of the package does it, which explains each field."""
 
-    Args:
-        wanted: A bool, or how.
-        kind: The class of the latter, with its defaults.
-    """
+    correction: float = 1
+    """What the variance's divisor is less than the sum of the weights."""
+    epsilon: float = 1e-8
+    """ε of the normalisation."""
+    epsilon_mode: str = "add"
+    """Where ε goes: ``"add"``, ``"floor"`` or ``"variance"``."""
+    group: distributed.ProcessGroup | str | None = None
+    """Normalise over all ranks of this process group, ``"world"`` for the default one. Every rank must call. Not under
+    torch.compile."""
+
+
+def check_normalization(wanted: Any) -> tuple[Rule | None, Exchange | None]:
+    """How advantages are normalised, and how ranks exchange their moments; None where they are not."""
     if wanted is False:
         return None, None
-    if wanted is not True and not isinstance(wanted, kind):
-        raise TypeError(f"normalize_advantages: got {type(wanted).__name__}, expected a bool or a {kind.__name__}")
-    correction, epsilon, epsilon_mode, group = kind() if wanted is True else wanted
-    rule = check_rule(correction, epsilon, epsilon_mode)
-    return rule, None if group is None else partial(gather_moments, group=check_group(group, differentiable=False))
+    if wanted is not True and not isinstance(wanted, Normalization):
+        raise TypeError(f"normalize_advantages: got {type(wanted).__name__}, expected a bool or a Normalization")
+    correction, epsilon, epsilon_mode, group = Normalization() if wanted is True else wanted
+    return check_rule(correction, epsilon, epsilon_mode), make_exchange(group, differentiable=False)
 
 
 def build_problem(

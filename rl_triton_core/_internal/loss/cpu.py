@@ -55,7 +55,10 @@ def compute_loss(problem: LossProblem) -> Results:
     gradients, dtype = problem.allocate_gradients(), problem.dtype
     staged = [x if x is None or x.dtype == dtype else torch.empty_like(x, dtype=dtype) for x in gradients]
     loss, statistics = (problem.like.new_empty(shape, dtype=dtype) for shape in ((), len(STATISTICS)))
-    tensors, numbers = list_tensors(problem, staged, loss, statistics), list_numbers(problem)
+    tensors, given = list_tensors(problem, staged, loss, statistics), problem.streams.normalizer
+    coefficients = tuple([float(x) if isinstance(x, torch.Tensor) else x for x in problem.coefficients])
+    divisor = problem.normalizer if given is None else float(given)
+    numbers = coefficients, divisor, None if problem.rule is None else tuple(problem.rule)
     run = LossPass(problem, tensors)
     run(tuple([0 if x is None else x.data_ptr() for x in tensors]), *numbers)
     if problem.streams.cu_seqlens is None and problem.exchange is None:  # offsets are checked anew for every call
@@ -65,14 +68,6 @@ def compute_loss(problem: LossProblem) -> Results:
         if gradient is not None and stage is not None and stage is not gradient:
             gradient.copy_(stage)
     return Results(loss, statistics, [x for x in gradients if x is not None])
-
-
-def list_numbers(problem: LossProblem) -> tuple[Any, ...]:
-    """The coefficients, the divisor, which is the sum of the weights if None, and the rule if advantages follow one."""
-    coefficients = tuple([float(x) if isinstance(x, torch.Tensor) else x for x in problem.coefficients])
-    given = problem.streams.normalizer
-    divisor = problem.normalizer if given is None else float(given)
-    return coefficients, divisor, None if problem.rule is None else tuple(problem.rule)
 
 
 def list_tensors(
@@ -132,7 +127,7 @@ class LossPass:
         self.evaluate_terms = compile_terms(Choices("sampled", *problem.choices[1:]), self.kind)
 
     def __call__(self, addresses: tuple[int, ...], coefficients: Any, divisor: Any, rule: Any) -> None:
-        """Write the loss, the statistics and the gradients that are wanted."""
+        """Write the loss, the statistics and the gradients that are wanted; a divisor of None is the weights' sum."""
         moments = self.find_moments(addresses, rule is not None)
         divisor = moments[0] if divisor is None else divisor
         scaling = (0.0, 1.0) if rule is None else find_standardizer(moments, rule, self.exchange)

@@ -20,7 +20,6 @@ from rl_triton_core._internal.loss import equations
 from rl_triton_core._internal.loss.equations import TERMS, Coefficients
 from rl_triton_core._internal.moments.kernel import compute_standardizer, merge_moments, merge_parts
 
-COEFFICIENT_PLACES = Coefficients(*range(len(Coefficients._fields)))
 NUM_TERMS, RATIO = tl.constexpr(len(TERMS)), tl.constexpr(TERMS.index("ratio_mean"))
 NUM_MOMENTS = tl.constexpr(4)
 """Of targets and errors."""
@@ -29,18 +28,6 @@ NUM_SUMS = tl.constexpr(len(TERMS) + 1 + 4)
 
 helpers = primitives.multiply_or_zero, equations.invert_or_zero, equations.summarize_terms
 multiply_or_zero, invert_or_zero, summarize_terms = (compile_equation(x, TRITON) for x in helpers)
-
-
-@dataclass(frozen=True)
-class NumberConfig:
-    """Where a kernel's numbers are."""
-
-    POINTERS: int
-    """A bit for each number that is in memory."""
-    PLACES: Coefficients = COEFFICIENT_PLACES
-    """Of the coefficients among the numbers."""
-    DIVISOR: int = len(Coefficients._fields)
-    """The place of what the loss is divided by."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +47,8 @@ class LossConfig:
     """Whether advantages are."""
     NORMALIZE: bool
     """Whether advantages are normalised."""
-    NUMBERS: NumberConfig
+    POINTERS: int
+    """A bit for each of the numbers, coefficients and what the loss is divided by, that is in memory."""
     HAS_DIVISOR: bool
     """Whether the loss is divided by a number that is given, not by the sum of the weights."""
     PARTS: int
@@ -220,31 +208,19 @@ def find_peak(chunks, INDEXED: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def read_coefficients(numbers, NUMBERS: tl.constexpr):
-    """The coefficients of the loss, by name."""
-    PLACES: tl.constexpr = NUMBERS.PLACES
-    return Coefficients(
-        clip=read_number(numbers, PLACES.clip, NUMBERS.POINTERS),
-        clip_high=read_number(numbers, PLACES.clip_high, NUMBERS.POINTERS),
-        dual_clip=read_number(numbers, PLACES.dual_clip, NUMBERS.POINTERS),
-        value_coef=read_number(numbers, PLACES.value_coef, NUMBERS.POINTERS),
-        value_clip=read_number(numbers, PLACES.value_clip, NUMBERS.POINTERS),
-        huber_delta=read_number(numbers, PLACES.huber_delta, NUMBERS.POINTERS),
-        value_factor=read_number(numbers, PLACES.value_factor, NUMBERS.POINTERS),
-        entropy_coef=read_number(numbers, PLACES.entropy_coef, NUMBERS.POINTERS),
-        kl_coef=read_number(numbers, PLACES.kl_coef, NUMBERS.POINTERS),
-        log_ratio_clamp=read_number(numbers, PLACES.log_ratio_clamp, NUMBERS.POINTERS),
-        kl_clip=read_number(numbers, PLACES.kl_clip, NUMBERS.POINTERS),
-        tau=read_number(numbers, PLACES.tau, NUMBERS.POINTERS),
-        tau_negative=read_number(numbers, PLACES.tau_negative, NUMBERS.POINTERS),
-    )
+def read_coefficients(numbers, POINTERS: tl.constexpr):
+    """The coefficients of the loss, by name: all numbers but the last."""
+    values = ()
+    for i in tl.static_range(len(numbers) - 1):
+        values = values + (read_number(numbers, i, POINTERS),)
+    return Coefficients(*values)
 
 
 @triton.jit
-def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, NUMBERS: tl.constexpr):
-    """What the loss is divided by: a number, or the sum of the weights."""
+def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, POINTERS: tl.constexpr):
+    """What the loss is divided by: the last number, or the sum of the weights."""
     if HAS_DIVISOR:
-        return read_number(numbers, NUMBERS.DIVISOR, NUMBERS.POINTERS) + count * 0.0
+        return read_number(numbers, len(numbers) - 1, POINTERS) + count * 0.0
     else:
         return count
 
@@ -262,10 +238,10 @@ def split_sums(sums):
 
 
 @triton.jit
-def write_summary(sums, extremes, divisor, numbers, loss, statistics, NUMBERS: tl.constexpr):
+def write_summary(sums, extremes, divisor, numbers, loss, statistics, POINTERS: tl.constexpr):
     """The loss and the statistics, from sums over all elements."""
     terms, weight, moments = split_sums(sums)
-    coefficients = read_coefficients(numbers, NUMBERS)
+    coefficients = read_coefficients(numbers, POINTERS)
     summary = summarize_terms(terms, weight, moments, extremes, divisor, coefficients, float("nan"))
     tl.store(loss, summary[0])
     for i in tl.static_range(1, len(summary)):
@@ -479,11 +455,11 @@ def compute_tiles(
     `own_moments` are those of this process's advantages, by program; None with one tile.
     """
     BLOCK: tl.constexpr = CONFIG.BLOCK
-    NUMBERS: tl.constexpr = CONFIG.NUMBERS
+    POINTERS: tl.constexpr = CONFIG.POINTERS
     totals, least, largest, shared = start_sums(CONFIG)
     count, subtracted, factor = standardize_elements(own_moments, num_own, all_ranks_moments, num_ranks, rule, CONFIG)
-    coefficients = read_coefficients(numbers, NUMBERS)
-    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
+    coefficients = read_coefficients(numbers, POINTERS)
+    divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, POINTERS)
     for tile in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
         index = tile * BLOCK + tl.arange(0, BLOCK)  # [BLOCK], as all that there is one of per element
         weight = read_weight(mask, index, index < size)
@@ -493,7 +469,7 @@ def compute_tiles(
         advantage = read_stream(advantages, sequence if CONFIG.PER_SEQUENCE else index, weight != 0)
         if CONFIG.ONE_TILE and own_moments is None:
             count, subtracted, factor = standardize_tile(advantage, weight, rule, CONFIG)
-            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, NUMBERS)
+            divisor = read_divisor(numbers, count, CONFIG.HAS_DIVISOR, POINTERS)
         if CONFIG.NORMALIZE:
             advantage = ((advantage.to(tl.float64) - subtracted) * factor).to(tl.float32)
         if scale is not None:
@@ -534,7 +510,7 @@ def compute_tiles(
         results = results + (tl.sum(totals[i]),)
     if CONFIG.ONE_TILE:
         extremes = tl.min(least).to(tl.float64), tl.max(largest).to(tl.float64)
-        write_summary(results, extremes, divisor, numbers, loss, statistics, NUMBERS)
+        write_summary(results, extremes, divisor, numbers, loss, statistics, POINTERS)
         if by_shared is not None:
             for chunk in tl.static_range(len(shared)):
                 column = chunk * CONFIG.CHUNK + tl.arange(0, CONFIG.CHUNK)  # [CHUNK]
@@ -546,7 +522,7 @@ def compute_tiles(
 @triton.jit(do_not_specialize=["programs", "num_own"])
 def finish_sums(
     partials, shared_partials, programs, by_shared, numbers, own_moments, num_own, loss, statistics,
-    NUMBERS: tl.constexpr, HAS_DIVISOR: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
+    POINTERS: tl.constexpr, HAS_DIVISOR: tl.constexpr, PARTS: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """Add the sums of all programs: the first program here those of the terms, each other one those of one column."""
     program = tl.arange(0, PROGRAMS)  # [PROGRAMS]
@@ -566,8 +542,8 @@ def finish_sums(
         least = tl.load(partials + NUM_SUMS * programs + program, mask=inside, other=float("inf"))
         largest = tl.load(partials + (NUM_SUMS + 1) * programs + program, mask=inside, other=float("-inf"))
         extremes = tl.min(least), tl.max(largest)
-        divisor = read_divisor(numbers, count, HAS_DIVISOR, NUMBERS)
-        write_summary(sums, extremes, divisor, numbers, loss, statistics, NUMBERS)
+        divisor = read_divisor(numbers, count, HAS_DIVISOR, POINTERS)
+        write_summary(sums, extremes, divisor, numbers, loss, statistics, POINTERS)
 
 
 @triton.jit

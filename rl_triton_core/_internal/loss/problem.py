@@ -125,3 +125,29 @@ class Results(NamedTuple):
     statistics: torch.Tensor
     gradients: list[torch.Tensor]
     """Those that are wanted."""
+
+
+class PPOLoss(NamedTuple):
+    """A loss, its parts and what is logged beside it: tensors without dimensions, of which `loss` has a graph.
+
+    loss = policy_loss + value_coef·value_loss − entropy_coef·entropy + kl_coef·kl, each a weighted mean.
+    """
+
+    loss: torch.Tensor
+    policy_loss: torch.Tensor
+    value_loss: torch.Tensor
+    """0 without values."""
+    entropy: torch.Tensor
+    kl: torch.Tensor
+    """0 without a policy to compare with."""
+    approx_kl: torch.Tensor
+    """KL from the old policy, estimated as the mean of r − 1 − log r."""
+    approx_kl_k1: torch.Tensor
+    """The same, estimated as the mean of −log r."""
+    clip_fraction: torch.Tensor
+    """How often the ratio was outside of the clip."""
+    ratio_mean: torch.Tensor
+    explained_variance: torch.Tensor
+    """1 − Var(R − V)/Var(R); NaN without values, and where returns do not vary."""
+    ratio_min: torch.Tensor
+    ratio_max: torch.Tensor

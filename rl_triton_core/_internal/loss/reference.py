@@ -68,7 +68,6 @@ class Minibatch:
     """A problem's elements in float64. What stands in masked ones becomes 0 first."""
 
     def __init__(self, problem: LossProblem) -> None:
-        """Find out which elements count, and how much."""
         self.problem, streams = problem, problem.streams
         self.device, self.size = problem.like.device, problem.like.shape[0]
         self.equations = compile_equations(problem.choices, PYTORCH, (compute_terms,))
@@ -114,7 +113,6 @@ class Distribution:
     def __init__(
         self, batch: Minibatch, inputs: Sequence[torch.Tensor], old: Sequence[torch.Tensor], index: int
     ) -> None:
-        """Sum over the dimension of actions."""
         self.equations: dict[str, Any] = batch.equations
         head = batch.problem.head
         self.num_inputs = len(inputs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -18,56 +18,48 @@ from rl_triton_core._internal.arguments.validation import is_traced, refuse_tran
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
-from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream, Streams
+from rl_triton_core._internal.loss.problem import LossProblem, PPOLoss, Results, Stream, Streams
 from rl_triton_core._internal.moments.rule import Rule
 
-R = TypeVar("R")
 Targets = Sequence[tuple[torch.Size, torch.dtype] | None]
 """Shapes and dtypes of gradients, None for one that is not wanted."""
 
 
-def solve_loss(
-    problem: LossProblem,
-    inputs: Sequence[torch.Tensor],
-    backend: str | None,
-    arrange: Callable[[torch.Tensor, torch.Tensor], R],
-) -> R:
+def solve_loss(problem: LossProblem, inputs: Sequence[torch.Tensor], backend: str | None) -> PPOLoss:
     """The loss, with a graph if one of the inputs requires grad.
 
     Args:
         problem: The call, with detached tensors.
         inputs: The differentiable ones as they were given.
         backend: Name of a backend, or None.
-        arrange: Makes what is returned from the loss and its statistics.
     """
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
     if is_traced():
-        return arrange(*solve_traced(problem, backend))
+        return solve_traced(problem, backend)
     refuse_transforms("losses")
     chosen = choose_backend(backend, problem.like.device)
     problem.mark_numbers()
     loss, statistics, gradients = run_backend(problem, chosen)
     written = (loss, statistics, *gradients)
     targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
-    finish = partial(finish_loss, arrange, targets if graph else None, chosen.scale)
+    finish = partial(finish_loss, targets if graph else None, chosen.scale)
     results = finish(written, inputs)
     record_outcome(Outcome(results, written, tuple(inputs), finish))
     return results
 
 
 def finish_loss(
-    arrange: Callable[[torch.Tensor, torch.Tensor], R],
     targets: Targets | None,
     scale: Callable[[Sequence[torch.Tensor], torch.Tensor], None],
     written: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
-) -> R:
+) -> PPOLoss:
     """What a call returns, from what a backend wrote: the loss, the statistics and the gradients."""
     loss = written[0]
     if targets is not None:
         loss = LossFunction.apply(written, targets, scale, *inputs)  # type: ignore[no-untyped-call]
-    return arrange(loss, written[1])
+    return PPOLoss(loss, *written[1].unbind())
 
 
 def run_backend(problem: LossProblem, backend: Backend) -> Results:
@@ -156,7 +148,7 @@ def keeps_graph() -> bool:
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tensor, torch.Tensor]:
+def solve_traced(problem: LossProblem, backend: str | None) -> PPOLoss:
     """The loss and its statistics through an operator that torch.compile takes as it is."""
     if problem.exchange is not None:
         raise ValueError("group: got one under torch.compile, expected None there")
@@ -174,7 +166,7 @@ def solve_traced(problem: LossProblem, backend: str | None) -> tuple[torch.Tenso
         backend,
     )
     loss, statistics, *_ = loss_operator(*packed)
-    return loss, statistics
+    return PPOLoss(loss, *statistics.unbind())
 
 
 def unpack_loss(packed: Packed) -> LossProblem:
@@ -214,7 +206,7 @@ def loss_operator(*arguments: Any) -> list[torch.Tensor]:
 
 @loss_operator.register_fake
 def _(*arguments: Any) -> list[torch.Tensor]:
-    problem = unpack_loss(Packed(*arguments).without_symbols())
+    problem = unpack_loss(Packed(*arguments)._replace(symbols=None))
     loss = problem.like.new_empty((), dtype=problem.dtype)
     return [loss, loss.new_empty(len(STATISTICS)), *(x for x in problem.allocate_gradients() if x is not None)]
 

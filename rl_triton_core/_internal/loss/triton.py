@@ -137,7 +137,7 @@ def list_launches(
     )
     config = kernels.LossConfig(
         **describe_problem(problem, gradients, networks),
-        NUMBERS=kernels.NumberConfig(sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor))),
+        POINTERS=sum(1 << i for i, x in enumerate(numbers) if isinstance(x, torch.Tensor)),
         HAS_DIVISOR=divisor is not None,
         PARTS=next_power_of_2(max(num_own, num_ranks, 1)),
         ONE_TILE=tiles.number == 1,
@@ -148,7 +148,7 @@ def list_launches(
     yield KernelCall(kernels.compute_tiles, tiles.programs, arguments, constants, tiles.num_warps, partials, *equations)
     if tiles.number > 1:
         arguments = partials, shared_partials, tiles.programs, shared, numbers, own_moments, num_own, loss, statistics
-        constants = {name: getattr(config, name) for name in ("NUMBERS", "HAS_DIVISOR", "PARTS")}
+        constants = {name: getattr(config, name) for name in ("POINTERS", "HAS_DIVISOR", "PARTS")}
         constants["PROGRAMS"] = next_power_of_2(tiles.programs)
         programs = 1 + (0 if shared is None else len(shared))
         yield KernelCall(kernels.finish_sums, programs, arguments, constants, NUM_WARPS, shared_partials)

@@ -41,12 +41,11 @@ def run(task: Task, exchange: Exchange | None) -> None:
         task.out.copy_(out)
 
 
-def find_standardizer(moments: Sequence[float], rule: Sequence[float], exchange: Exchange | None) -> tuple[Any, Any]:
+def find_standardizer(moments: Sequence[float], rule: Sequence[float], exchange: Exchange | None) -> Any:
     """What to subtract and to multiply with, by the moments of this rank, or of all."""
     if exchange is not None:
         moments = merge_moments(exchange(torch.tensor([moments], dtype=torch.float64, device="cpu")).tolist())
-    found: tuple[Any, Any] = scalar_standardizer(*moments, *rule)
-    return found
+    return scalar_standardizer(*moments, *rule)
 
 
 def merge_moments(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -100,8 +101,10 @@ def check_rule(correction: Any, epsilon: Any, epsilon_mode: Any) -> Rule:
     return Rule(check.check_number("correction", correction, 0.0, math.inf), added, floor, inside)
 
 
-def check_group(group: Any, differentiable: bool) -> Any:
-    """Check a process group, of which this process must be a member."""
+def make_exchange(group: Any, differentiable: bool) -> Exchange | None:
+    """How the ranks of a group, of which this process must be a member, exchange their moments; None without one."""
+    if group is None:
+        return None
     if differentiable:
         raise ValueError(
             "group: got one together with advantages that require grad, expected them detached, "
@@ -109,10 +112,9 @@ def check_group(group: Any, differentiable: bool) -> Any:
         )
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError(f"group: got {group!r} without torch.distributed, expected it initialised, or None")
-    if group == "world":
-        return distributed.group.WORLD
+    group = distributed.group.WORLD if group == "world" else group
     if not isinstance(group, distributed.ProcessGroup):
         raise TypeError(
             f"group: got {group!r}, expected a torch.distributed.ProcessGroup with this process in it, 'world' or None"
         )
-    return group
+    return partial(gather_moments, group=group)

@@ -33,8 +33,6 @@ MIN_ELEMENTS_PER_CHUNK = 1 << 16
 CHUNKS_PER_THREAD = 4
 Chunk = tuple[int, int, int, int]
 """First group and end of the groups, first lane and end of the lanes."""
-
-
 SUPPORTS_EXPECTATION = False
 """An `Expectation` as next values is summed before `run`."""
 
@@ -126,7 +124,6 @@ class Call:
     """The arguments of a walk, in the order of the fields of `Arguments`."""
 
     def __init__(self, problem: Problem, results: Sequence[torch.Tensor | None]) -> None:
-        """Collect them."""
         self.problem = problem
         _, step, lane = problem.find_strides(next(x for x in results if x is not None).stride())
         are_few = problem.cu_seqlens is not None or problem.shape[2] < serial.MIN_LANES_TO_VECTORIZE

@@ -20,7 +20,6 @@ class Layout:
     """The tensors of a problem, its outputs included, as streams."""
 
     def __init__(self, problem: Any) -> None:
-        """Look at every tensor of a `Problem` once."""
         self.problem, self.shape = problem, problem.shape
         self.groups, self.steps, self.lanes = problem.shape
         self.is_packed = problem.cu_seqlens is not None

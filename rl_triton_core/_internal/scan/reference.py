@@ -18,8 +18,6 @@ from rl_triton_core._internal.scan.recurrence import Expectation, Step, Stream
 from rl_triton_core.boundaries import apply_boundary_rule
 
 Scan = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-
 SUPPORTS_EXPECTATION = True
 """Whether `run` takes an `Expectation` as next values."""
 
@@ -134,7 +132,6 @@ class Row:
     """A problem's steps in scan order, as [groups, steps, lanes]."""
 
     def __init__(self, problem: Problem) -> None:
-        """Find out where trajectories begin, and which steps are valid."""
         self.problem = problem
         groups, length, lanes = problem.shape
         self.shape = (groups, length, lanes) if problem.cu_seqlens is None else (1, length, 1)

@@ -68,7 +68,6 @@ class StreamModel(models.StructModel):
     """How compiled code holds a stream."""
 
     def __init__(self, manager: Any, stream: StreamType) -> None:
-        """Hold four words."""
         members = [("address", types.voidptr), *((name, types.intp) for name in ("group", "step", "lane"))]
         super().__init__(manager, stream, members)
 
@@ -77,7 +76,6 @@ class ArgumentsType(types.Type):
     """`Arguments` in compiled code: a place on the stack. A field is loaded where it is used."""
 
     def __init__(self, fields: Arguments) -> None:
-        """Describe arguments whose fields have these types."""
         super().__init__(name=f"Arguments({fields})")
         self.fields = [types.BaseTuple.from_types(x) if isinstance(x, tuple) else x for x in fields]
 
@@ -87,7 +85,6 @@ class ArgumentsModel(models.PrimitiveModel):
     """How compiled code holds arguments."""
 
     def __init__(self, manager: Any, arguments: ArgumentsType) -> None:
-        """Hold a pointer."""
         self.struct = ir.LiteralStructType([manager[x].get_value_type() for x in arguments.fields])
         super().__init__(manager, arguments, self.struct.as_pointer())
 

@@ -257,6 +257,6 @@ def solve_operator(*arguments: Any) -> list[torch.Tensor]:
 
 @solve_operator.register_fake
 def _(*arguments: Any) -> list[torch.Tensor]:
-    packed = Packed(*arguments).without_symbols()
+    packed = Packed(*arguments)._replace(symbols=None)
     dtype = unpack_problem(packed).dtype
     return [torch.empty_like(packed.inputs[0], dtype=dtype) for want in packed.wanted if want]

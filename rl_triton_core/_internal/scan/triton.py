@@ -42,8 +42,6 @@ MAX_UNROLLED_ACTIONS = 16
 """Up to so many actions, their number is compiled into the kernel."""
 MAX_UNROLLED_BY_GENERAL_KERNELS = 4
 """The same of general kernels, which with more would keep registers in memory."""
-
-
 SUPPORTS_EXPECTATION = True
 """Whether `run` takes an `Expectation` as next values."""
 
@@ -107,17 +105,7 @@ def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
     row, segments = choose_launch(problem)
     if not often and not variants.admit_first(1 if segments == 1 else 2):
         return None
-    return variants.keep_own(sizes, compile_own(problem, row, segments))
-
-
-def is_capturing(like: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured, during which no kernel should be compiled that is not needed."""
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
-def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
-    """Compile kernels for the very sizes of a problem."""
-    return tuple(
+    launches = tuple(
         PreparedLaunch(
             scan.scan.warmup(*unmark_numbers(call.arguments), grid=call.grid, **call.options),
             call.grid,
@@ -126,6 +114,12 @@ def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
         )
         for call in build_launches(problem, row, segments)
     )
+    return variants.keep_own(sizes, launches)
+
+
+def is_capturing(like: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured, during which no kernel should be compiled that is not needed."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def find_general_launches(problem: Problem, variants: Variants) -> Launches:

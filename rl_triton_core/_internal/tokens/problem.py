@@ -46,6 +46,14 @@ class TokenResults(NamedTuple):
     entropy: Stream = None
 
 
+class TokenLogProbs(NamedTuple):
+    """What `token_log_probs` returns: float32, or float64 if the logits are; shaped like the tokens."""
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    """None if it was not asked for."""
+
+
 class Upstream(NamedTuple):
     """Derivatives of a loss by the results, [...] each, or None."""
 

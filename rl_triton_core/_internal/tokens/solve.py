@@ -5,9 +5,9 @@ Calls that torch.compile is tracing go through two custom operators, one for eac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -16,14 +16,10 @@ from rl_triton_core._internal.arguments.validation import UNREAD, is_traced, ref
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.recording import Outcome, record_outcome
-from rl_triton_core._internal.tokens.problem import Stream, TokenProblem, TokenResults, Upstream
-
-R = TypeVar("R")
+from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults, Upstream
 
 
-def solve_tokens(
-    problem: TokenProblem, has_entropy: bool, in_place: bool, backend: str | None, arrange: Callable[..., R]
-) -> R:
+def solve_tokens(problem: TokenProblem, has_entropy: bool, in_place: bool, backend: str | None) -> TokenLogProbs:
     """Log-probabilities and perhaps entropies, with a graph if the logits require grad.
 
     Args:
@@ -31,17 +27,16 @@ def solve_tokens(
         has_entropy: Whether entropies are wanted.
         in_place: Whether the gradient may take the memory of the logits.
         backend: Name of a backend, or None.
-        arrange: Makes what is returned.
     """
     if is_traced():
-        return arrange(*solve_traced(problem, has_entropy, backend))
+        return solve_traced(problem, has_entropy, backend)
     refuse_transforms("token_log_probs")
     logits = problem.logits
     graph = torch.is_grad_enabled() and logits.requires_grad
     problem.logits = logits.detach() if logits.requires_grad else logits
     results = run_backend(problem, has_entropy, choose_backend(backend, logits.device))
     options = (problem.temperature, in_place, backend) if graph else None
-    finish = partial(finish_tokens, arrange, options, problem.mask is not None)
+    finish = partial(finish_tokens, options, problem.mask is not None)
     written = tuple([x for x in results if x is not None])
     inputs = (logits, problem.tokens) if problem.mask is None else (logits, problem.tokens, problem.mask)
     returned = finish(written, inputs)
@@ -50,19 +45,18 @@ def solve_tokens(
 
 
 def finish_tokens(
-    arrange: Callable[..., R],
     options: tuple[float, bool, str | None] | None,
     has_mask: bool,
     written: Sequence[torch.Tensor],
     inputs: Sequence[torch.Tensor],
-) -> R:
+) -> TokenLogProbs:
     """What a call returns, from what a backend wrote."""
     results = TokenResults(*written)
-    if options is None:
-        return arrange(results.log_probs, results.entropy)
-    logits, tokens, *mask = inputs
-    returned: Any = TokenFunction.apply(results, options, logits, tokens, mask[0] if has_mask else None)  # type: ignore[no-untyped-call]
-    return arrange(*(returned if isinstance(returned, tuple) else (returned, None)))
+    returned: Any = results.log_probs, results.entropy
+    if options is not None:
+        logits, tokens, *mask = inputs
+        returned = TokenFunction.apply(results, options, logits, tokens, mask[0] if has_mask else None)  # type: ignore[no-untyped-call]
+    return TokenLogProbs(*(returned if isinstance(returned, tuple) else (returned, None)))
 
 
 def run_backend(problem: TokenProblem, has_entropy: bool, backend: Backend) -> TokenResults:
@@ -143,12 +137,12 @@ def differentiate_tokens(
 # -- torch.compile ----------------------------------------------------------------------------------------------------
 
 
-def solve_traced(problem: TokenProblem, has_entropy: bool, backend: str | None) -> tuple[torch.Tensor, Stream]:
+def solve_traced(problem: TokenProblem, has_entropy: bool, backend: str | None) -> TokenLogProbs:
     """The results through an operator that torch.compile takes as it is."""
     tensors, numbers = [problem.tokens, problem.mask], [problem.temperature]
     packed = pack([problem.logits], tensors, numbers, [], [has_entropy], [], [], backend)
-    results = TokenResults(*token_operator(*packed))
-    return results.log_probs, results.entropy
+    results: Any = TokenResults(*token_operator(*packed))
+    return TokenLogProbs(results.log_probs, results.entropy)
 
 
 def unpack_tokens(packed: Packed) -> TokenProblem:
@@ -167,7 +161,7 @@ def token_operator(*arguments: Any) -> list[torch.Tensor]:
 
 @token_operator.register_fake
 def _(*arguments: Any) -> list[torch.Tensor]:
-    packed = Packed(*arguments).without_symbols()
+    packed = Packed(*arguments)._replace(symbols=None)
     return [x for x in unpack_tokens(packed).allocate_results(packed.flags[0]) if x is not None]
 
 

@@ -1,14 +1,12 @@
-"""Whole updates of PPO and A2C in compiled code on the CPU."""
+"""Whole updates of PPO and A2C, and gradient steps of DQN, SAC and TD3, in compiled code on the CPU."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 import torch
@@ -16,22 +14,26 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rl_triton_core._internal.arguments.validation import check_choice, check_count, check_number
-from rl_triton_core._internal.capture.host import list_parts
-from rl_triton_core._internal.capture.key import list_hooks, name_context
+from rl_triton_core._internal.capture.key import name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
-from rl_triton_core._internal.mlp.compile import Loss, compile_epoch, find_functions
-from rl_triton_core._internal.mlp.networks import (
-    Layer,
-    Unsupported,
-    check_parameters,
-    count_spare_rows,
-    list_layers,
-    make_layer_table,
-)
-from rl_triton_core._internal.mlp.optimizers import Learning, ParameterTables, describe_learning, list_kept
+from rl_triton_core._internal.mlp import serial_values as values
+from rl_triton_core._internal.mlp.compile import Loss, compile_entry, find_functions
+from rl_triton_core._internal.mlp.groups import GroupTables, RolloutTables, ValueTables, collect_facts, view_samples
+from rl_triton_core._internal.mlp.networks import Unsupported
+from rl_triton_core._internal.mlp.snapshot import Snapshot
 
-__all__ = ["HEADS", "STATISTICS", "CompiledUpdate", "Rollout", "compile_update"]
+__all__ = [
+    "HEADS",
+    "STATISTICS",
+    "VALUE_STATISTICS",
+    "CompiledNetwork",
+    "CompiledUpdate",
+    "CompiledValueUpdate",
+    "Rollout",
+    "Transitions",
+    "compile_update",
+]
 
 HEADS = ("categorical", "gaussian", "bernoulli")
 """Distributions of actions."""
@@ -39,6 +41,8 @@ STATISTICS = (
     *("policy_loss", "value_loss", "entropy", "clip_fraction", "approx_kl", "loss", "kl", "grad_norm", "has_stopped"),
 )
 """Columns of what `CompiledUpdate.run` returns: `kl` is that of old outputs, `grad_norm` the norm before a clip."""
+VALUE_STATISTICS = ("critic_loss", "actor_loss", "entropy_coef", "entropy_coef_loss", "has_stopped")
+"""Columns of what `CompiledValueUpdate.run` returns; NaN where a step has none."""
 GRAD_CLIP_MODES = {"global_norm": serial.GLOBAL_NORM, "norm": serial.EACH_NORM, "value": serial.EACH_VALUE}
 """What of the gradients is clipped: the norm of all of them, that of each, or their elements."""
 
@@ -65,7 +69,100 @@ class Rollout(NamedTuple):
     means and log-deviations side by side. [num_samples, num_outputs]"""
 
 
-class CompiledUpdate:
+class Transitions(NamedTuple):
+    """The samples of some minibatches, one minibatch after the other."""
+
+    observations: Tensor | np.ndarray
+    """What the networks take, float32 [num_samples, num_features]."""
+    actions: Tensor | np.ndarray
+    """The index of each action, [num_samples, 1], or numbers, which critics take behind the features."""
+    next_observations: Tensor | np.ndarray
+    """[num_samples, num_features]"""
+    rewards: Tensor | np.ndarray
+    """[num_samples]"""
+    discounts: Tensor | np.ndarray
+    """Of the next values: γ, or 0 where an episode has ended. [num_samples]"""
+    noise: Tensor | None = None
+    """Standard normal, from which a Gaussian's actions at observations are made. [num_samples, num_actions]"""
+    next_noise: Tensor | None = None
+    """The same at next observations; of other actors what is added to actions there."""
+
+
+class Compiled:
+    """Networks in compiled code, whose tables are kept as long as nothing changes of what they are made from."""
+
+    loss: Any = None
+
+    def __init__(
+        self,
+        tables: Callable[..., Any],
+        parts: dict[int, tuple[Any, ...]],
+        function: Callable[..., Any],
+        described: Any = None,
+    ) -> None:
+        """Nothing is compiled until `compile`, or the first use.
+
+        Args:
+            tables: Makes tables of this, of facts and of the optimizers of each group.
+            parts: Of each group what `collect_facts` takes. Tables are kept by the optimizer of the first.
+            function: To be compiled.
+            described: What tables depend on besides.
+        """
+        self._make_tables, self._parts, self._function, self._described = tables, parts, function, described
+
+    @property
+    def _shelf(self) -> Any:
+        optimizer = self._parts[0][1]
+        return optimizer if isinstance(optimizer, Optimizer) else self
+
+    def compile(self) -> float:
+        """Compile, or load what was compiled before; return the seconds that it took."""
+        return compile_loss(self.loss, self._function)
+
+    def find_obstacle(self) -> str:
+        """Why it cannot be compiled as things are; empty if it can."""
+        try:
+            KNOWN_TABLES[self._shelf] = self._find_tables()
+        except Unsupported as reason:
+            return str(reason)
+        return ""
+
+    def _find_tables(self) -> Any:
+        """Tables of networks and optimizers as they are: those of the last time, where nothing has changed."""
+        context = "autocast is on" if torch.is_autocast_enabled("cpu") else name_context()
+        if context:
+            raise Unsupported(context)
+        known = KNOWN_TABLES.pop(self._shelf, None)  # no other thread takes them
+        is_own = known is not None and known.owner() is self
+        if is_own and known.snapshot is not None and known.snapshot.holds():
+            return known
+        facts = {group: collect_facts(*part) for group, part in self._parts.items()}
+        key = self._described, [(group, own.key) for group, own in facts.items()]
+        if known is None or known.key != key:
+            optimizers = {group: optimizer for group, (_, optimizer, *_) in self._parts.items()}
+            known = self._make_tables(self, facts, optimizers)
+        known.key, known.owner = key, ref(self)
+        known.snapshot = Snapshot(self._parts.values(), facts.values()) if is_own else None  # who asks once needs none
+        return known
+
+    def _take_tables(self) -> tuple[Any, tuple[int, ...]]:
+        """The same with their addresses, as an epoch begins; raise ValueError if there are none."""
+        try:
+            tables = self._find_tables()
+            addresses = tables.addresses
+        except Unsupported as reason:
+            raise ValueError(f"this {type(self).__name__} is not compiled: {reason}") from None
+        for own in tables.learning.values():
+            own.renew()
+        return tables, addresses
+
+    def _keep_tables(self, tables: Any) -> None:
+        """Use them again the next time, unless optimizers have states since."""
+        if not any(own.has_new_states for own in tables.learning.values()):
+            KNOWN_TABLES[self._shelf] = tables
+
+
+class CompiledUpdate(Compiled):
     """An update of an actor and a critic on the CPU: all minibatches of an epoch in one compiled call.
 
     A minibatch is gathered, goes through both networks, the loss of `rl_triton_core.losses`, and back; gradients are
@@ -110,33 +207,16 @@ class CompiledUpdate:
         value_clip_mode: str = "sb3",
         has_kl: bool = False,
     ) -> None:
-        """Nothing is compiled until `compile`, or the first update."""
+        """Check what was chosen."""
         check_choice("head", head, HEADS)
         check_choice("value_clip_mode", value_clip_mode, CLIP_MODES)
         if log_std is not None and head != "gaussian":
             raise ValueError(f"log_std: got {type(log_std).__name__}, expected None with head={head!r}")
-        self.actor, self.critic, self.optimizer, self.head = actor, critic, optimizer, head
         self.nvec = None if nvec is None else [check_count("nvec", x) for x in nvec]
         self.log_std, self.log_std_bound = log_std, log_std_bound
         self.loss = Loss(head, value_clip_mode, has_kl, head == "gaussian" and log_std is None)
-
-    def compile(self) -> float:
-        """Compile, or load what was compiled before; return the seconds that it took."""
-        return compile_loss(self.loss)
-
-    def find_obstacle(self) -> str:
-        """Why the update cannot be compiled as things are; empty if it can."""
-        try:
-            KNOWN_TABLES[self.optimizer] = self._find_tables()
-        except Unsupported as reason:
-            return str(reason)
-        return ""
-
-    def _find_tables(self) -> Tables:
-        """Tables of networks and optimizer as they are: those of the last update, where nothing has changed."""
-        facts = collect_facts(self)
-        known = KNOWN_TABLES.pop(self.optimizer, None)  # no other thread takes them
-        return known if known is not None and known.facts.key == facts.key else Tables(self, facts)
+        parts = {0: ([actor, critic], optimizer, [] if log_std is None else [log_std])}
+        super().__init__(RolloutTables, parts, serial.run_epoch, (self.loss, self.nvec, log_std is None))
 
     def run(
         self,
@@ -192,29 +272,25 @@ class CompiledUpdate:
         if kl_coef and not self.loss.has_old:
             raise ValueError(f"kl_coef: got {kl_coef!r}, expected 0 without has_kl")
         self.compile()
-        epoch, has_old_values = compile_epoch(), value_clip is not None and self.loss.value_clip_mode != "rllib"
+        wanted = {"old_log_probs": clip is not None, "action_masks": rollout.action_masks is not None}
+        wanted["old_values"] = value_clip is not None and self.loss.value_clip_mode != "rllib"
+        wanted["old_outputs"], epoch = self.loss.has_old, compile_entry(serial.run_epoch)
         numbers = clip, value_coef, value_clip, entropy_coef, None, kl_coef, self.log_std_bound, None
         bounds = max_grad_norm, GRAD_CLIP_MODES[grad_clip_mode], replace_nan, max_kl, normalize_advantages, clip is None
         options, epochs = np.array([math.inf if x is None else float(x) for x in bounds]), []
         for drawn in orders:
             order = drawn if isinstance(drawn, Tensor) else [*drawn]  # from here on, nothing of the caller's runs
-            try:
-                tables = self._find_tables()
-                addresses, count, settings = tables.list_addresses(self.loss)
-            except Unsupported as reason:
-                raise ValueError(f"this update is not compiled: {reason}") from None
-            arrays = tables.view_rollout(rollout, clip is not None, has_old_values, self.loss.has_old)
+            tables, addresses = self._take_tables()
+            arrays = view_samples(rollout, tables.columns, wanted)
             indices, ends = check_order(order, minibatch_size, len(arrays[0]))
             tables.numbers[:] = [math.inf if x is None else x for x in numbers]
             results, totals = np.full((len(ends), len(STATISTICS)), math.nan), np.empty(7)
             try:
-                epoch(addresses, count, settings, options.ctypes.data, arrays, indices, ends, totals, results)
+                epoch(addresses, options.ctypes.data, arrays, indices, ends, totals, results)
             finally:  # where an interrupt is raised once the call returns
                 steps = int((results[:, -1] == 0).sum())
-                if steps:
-                    tables.own.leave_steps(steps)
-            if not tables.own.has_new_states:
-                KNOWN_TABLES[self.optimizer] = tables
+                tables.own[0].leave_steps(steps)
+            self._keep_tables(tables)
             epochs.append(torch.from_numpy(results[~np.isnan(results[:, -1])]))
             if steps < len(epochs[-1]):
                 break
@@ -223,132 +299,19 @@ class CompiledUpdate:
 
 def compile_update(head: str) -> float:
     """As `CompiledUpdate.compile`, with one of the `HEADS`, before there is an update."""
-    return compile_loss(Loss(check_choice("head", head, HEADS)))
+    return compile_loss(Loss(check_choice("head", head, HEADS)), serial.run_epoch)
 
 
-def compile_loss(loss: Loss) -> float:
-    """Compile what updates by a loss call; return the seconds that it took."""
+def compile_loss(loss: Loss | None, function: Callable[..., Any]) -> float:
+    """Compile a function and what it calls; return the seconds that it took."""
     start = time.perf_counter()
     find_functions(loss)
-    compile_epoch()
+    compile_entry(function)
     return time.perf_counter() - start
 
 
-KNOWN_TABLES: WeakKeyDictionary[Optimizer, Tables] = WeakKeyDictionary()
-"""Those of the last update of each optimizer, while no update uses them."""
-TENSOR = attrgetter("shape", "dtype", "requires_grad")
-
-
-class Facts(NamedTuple):
-    """Networks and an optimizer as they are."""
-
-    layers: list[Layer]
-    ends: list[int]
-    parameters: list[Any]
-    learning: list[Learning]
-    kept: list[list[Any]]
-    key: tuple[Any, ...]
-    """Equal where tables would be: of all tensors which they are, where they lie, and what they are like."""
-
-
-def collect_facts(update: CompiledUpdate) -> Facts:
-    """Read what tables are made of, each thing once; raise `Unsupported` if it cannot be compiled."""
-    layers, ends = list_layers(update.actor, update.critic)
-    weights = [x for layer in layers for x in (layer.linear.weight, layer.linear.bias)]
-    parameters = [x for x in (*weights, update.log_std) if x is not None]
-    learning = describe_learning(update.optimizer, parameters)
-    kept = list_kept(update.optimizer, parameters, learning)
-    check_surroundings(update, parameters)
-    tensors = [x for x in chain(parameters, *kept) if isinstance(x, Tensor)]
-    try:
-        described = [f(x) for f in (id, Tensor.data_ptr, Tensor.stride, TENSOR) for x in tensors]
-    except RuntimeError as error:
-        raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
-    key = update.loss, update.nvec, update.log_std is None, layers, ends, learning, described
-    return Facts(layers, ends, parameters, learning, kept, key)
-
-
-class Tables:
-    """What an update's compiled code reads, as facts say; raises `Unsupported` if it cannot."""
-
-    def __init__(self, update: CompiledUpdate, facts: Facts) -> None:
-        check_parameters(facts.layers, facts.parameters)
-        self.facts, self.layers, self.ends, self.is_shared = facts, facts.layers, facts.ends, update.log_std is not None
-        self.own = ParameterTables(update.optimizer, facts.parameters, facts.learning, facts.kept)
-        outputs = [len(self.layers[end].linear.weight) for end in self.ends]
-        per_action = 2 if update.loss.is_wide else 1
-        self.nvec = [outputs[0] // per_action] if update.nvec is None else update.nvec
-        self.num_features, self.num_outputs = self.layers[0].linear.weight.shape[1], outputs[0]
-        self.num_actions = len(self.nvec) if update.loss.head == "categorical" else sum(self.nvec)
-        self.num_old_outputs = sum(self.nvec) * (2 if update.loss.head == "gaussian" else 1)
-        self.numbers = np.empty(serial.NUM_NUMBERS, np.float32)
-        self.addresses: tuple[tuple[int, ...], int, int] | None = None
-        if per_action * sum(self.nvec) != outputs[0] or outputs[1] != 1:
-            raise Unsupported(f"the networks have {outputs} outputs, not {[per_action * sum(self.nvec), 1]}")
-        if any(x.source < 0 and x.linear.weight.shape[1] != self.num_features for x in self.layers):
-            raise Unsupported("the networks take other features")
-        if update.log_std is not None and update.log_std.numel() != outputs[0]:
-            raise Unsupported(f"log_std has shape {tuple(update.log_std.shape)}, not one number per action")
-
-    def list_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
-        """The addresses of all tables, the number of parameters, and the address of their settings, for an epoch."""
-        self.addresses = self.addresses or self.make_addresses(loss)
-        self.own.renew_gradients()
-        return self.addresses
-
-    def make_addresses(self, loss: Loss) -> tuple[tuple[int, ...], int, int]:
-        """Make the tables that have addresses."""
-        rows = self.num_features + 3 * sum(len(x.linear.weight) for x in self.layers)
-        rows += serial.FIRST_SUM + serial.NUM_SUMS * len(self.nvec) + self.num_actions + self.num_old_outputs
-        spare = count_spare_rows(self.layers)
-        self.scratch = torch.zeros(rows + spare, serial.TILE, dtype=torch.float32, device="cpu")
-        widths, functions = np.array(self.nvec), find_functions(loss)
-        start = self.scratch.data_ptr()
-        table, kinks, free = make_layer_table(self.layers, self.facts.parameters, start, self.num_features)
-        own, settings = self.own.make_tables()
-        self.kept = functions, table, kinks, own, widths, settings
-        shared = len(self.facts.parameters) - 1 if self.is_shared else -1
-        places = functions.ctypes.data, table.ctypes.data, len(self.layers), kinks.ctypes.data, own.ctypes.data
-        heads = widths.ctypes.data, len(self.nvec), start, start + free * serial.ROW, self.numbers.ctypes.data
-        ends = *self.ends, shared, start + rows * serial.ROW
-        return (*places, *heads, *ends), len(self.facts.parameters), settings.ctypes.data
-
-    def view_rollout(
-        self, rollout: Rollout, has_clip: bool, has_old_values: bool, has_kl: bool
-    ) -> tuple[np.ndarray, ...]:
-        """The samples as arrays, if their shapes are those that are expected."""
-        features, actions, masks = rollout.features, rollout.actions, rollout.action_masks
-        count = len(features)
-        given = {
-            "features": (features, (count, self.num_features)),
-            "actions": (actions, (count, self.num_actions)),
-            "old_log_probs": (rollout.old_log_probs if has_clip else None, (count,)),
-            "advantages": (rollout.advantages, (count,)),
-            "returns": (rollout.returns, (count,)),
-            "old_values": (rollout.old_values if has_old_values else None, (count,)),
-            "old_outputs": (rollout.old_outputs if has_kl else None, (count, self.num_old_outputs)),
-            "action_masks": (masks, (count, self.num_outputs)),
-        }
-        wanted = {"old_log_probs": has_clip, "old_values": has_old_values, "old_outputs": has_kl, "action_masks": False}
-        for name, (x, shape) in given.items():
-            if x is None and wanted.get(name, True):
-                raise ValueError(f"{name}: got None, expected a tensor, with this clip range and loss")
-            if x is not None and x.shape != shape:
-                raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {shape}")
-            if x is not None and (x.requires_grad or not x.is_cpu):
-                raise ValueError(f"{name}: got {x.device} and requires_grad={x.requires_grad}, expected cpu and False")
-        *arrays, allowed = [features.new_empty([0] * len(s)) if x is None else x for x, s in given.values()]
-        views = [x.float() for x in arrays] + [allowed.bool()]
-        return tuple([x.contiguous().detach().numpy() for x in views])  # tensors of their own keep the memory
-
-
-def check_surroundings(update: CompiledUpdate, parameters: list[Tensor]) -> None:
-    """Raise `Unsupported` if something listens to what happens in an update."""
-    if any(True for _ in list_hooks(list_parts([update.actor, update.critic]), [update.optimizer], parameters)):
-        raise Unsupported("a module, parameter or optimizer has hooks")
-    context = "autocast is on" if torch.is_autocast_enabled("cpu") else name_context()
-    if context:
-        raise Unsupported(context)
+KNOWN_TABLES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Those of the last update of each optimizer, and of other networks, while nobody uses them."""
 
 
 def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -364,3 +327,148 @@ def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tupl
         raise ValueError(f"orders: got numbers from {indices.min()} to {indices.max()}, expected 0 to {count - 1}")
     sizes = [len(x) for x in order] if not is_order else [size] * -(-len(indices) // size)
     return indices, np.minimum(np.cumsum(sizes), len(indices))
+
+
+class CompiledNetwork(Compiled):
+    """What perceptrons return, on the CPU, in one compiled call, up to rounding in float32: for acting.
+
+    Args:
+        networks: Modules as `CompiledUpdate` takes them, which take the same features and may share modules.
+    """
+
+    def __init__(self, *networks: nn.Module) -> None:
+        """Keep them."""
+        super().__init__(GroupTables, {0: (networks, None)}, values.evaluate)
+
+    def __call__(self, features: np.ndarray) -> np.ndarray:
+        """What they return, side by side.
+
+        Args:
+            features: float32 [num_samples, num_features].
+
+        Returns:
+            float32 [num_samples, num_outputs].
+
+        Raises:
+            ValueError: They cannot be compiled (`find_obstacle`), or there are other features.
+        """
+        tables, addresses = self._take_tables()
+        if features.ndim != 2 or features.shape[1] != tables.width:
+            raise ValueError(f"features: got shape {features.shape}, expected [num_samples, {tables.width}]")
+        results = np.empty((len(features), sum(tables.sizes[0])), np.float32)
+        compile_entry(values.evaluate)(addresses, np.ascontiguousarray(features, np.float32), results)
+        self._keep_tables(tables)
+        return results
+
+
+class CompiledValueUpdate(Compiled):
+    """Gradient steps of DQN, SAC or TD3 on the CPU, in one compiled call.
+
+    Critics learn r + γ·Q of targets at next observations, minus α·log π there. Then the actor learns the least of the
+    critics' values, and the entropy coefficient α, and targets follow. Parameters and the optimizers' states are those
+    of PyTorch, in place, equal to PyTorch's own up to rounding in float32.
+
+        update = CompiledValueUpdate([q_network], [target_network], optimizer)
+        if not update.find_obstacle():
+            update.run(transitions, batch_size=32, huber_delta=1.0, max_grad_norm=10.0)
+
+    Args:
+        critics: Modules as `CompiledUpdate` takes them. Without an actor it is one, with a value of each action; else
+            each takes observations and actions side by side, and returns one value.
+        targets: Networks of the same shapes, which follow the critics.
+        optimizer: Of the critics, as `CompiledUpdate` takes it.
+        actor: None; or one network that returns actions (TD3); or two that return means and log-deviations, which are
+            bounded by -20 and 2, of a Gaussian whose tanh are actions (SAC).
+        actor_optimizer: Of the actor.
+        actor_target: Of an actor that returns actions, the network that follows it.
+        log_entropy_coef: The logarithm of α, one number, if it is learned.
+        entropy_optimizer: Of that.
+    """
+
+    def __init__(
+        self,
+        critics: Sequence[nn.Module],
+        targets: Sequence[nn.Module],
+        optimizer: Optimizer,
+        *,
+        actor: Sequence[nn.Module] = (),
+        actor_optimizer: Optimizer | None = None,
+        actor_target: nn.Module | None = None,
+        log_entropy_coef: Tensor | None = None,
+        entropy_optimizer: Optimizer | None = None,
+    ) -> None:
+        """Check that there is an optimizer of all that learns."""
+        for name, x, other in (
+            ("actor_optimizer", actor_optimizer, actor),
+            ("entropy_optimizer", entropy_optimizer, log_entropy_coef is not None),
+        ):
+            if (x is not None) != bool(other):
+                raise ValueError(f"{name}: got {type(x).__name__}, expected one just for what is learned")
+        parts: dict[int, tuple[Any, ...]] = {values.CRITICS: ([*critics], optimizer)}
+        parts[values.TARGETS] = [*targets], None
+        parts |= {values.ACTOR: ([*actor], actor_optimizer)} if actor else {}
+        parts |= {} if actor_target is None else {values.NEXT_ACTOR: ([actor_target], None)}
+        parts |= {} if log_entropy_coef is None else {values.ENTROPY: ([], entropy_optimizer, [log_entropy_coef])}
+        super().__init__(ValueTables, parts, values.run_steps)
+
+    def run(
+        self,
+        transitions: Transitions,
+        batch_size: int,
+        *,
+        critic_coef: float = 1.0,
+        huber_delta: float | None = None,
+        max_grad_norm: float | None = None,
+        entropy_coef: float = 0.0,
+        target_entropy: float = 0.0,
+        updates_actor: Sequence[bool] | None = None,
+        updates_targets: Sequence[bool] | None = None,
+        tau: float = 0.0,
+    ) -> Tensor:
+        """Make a gradient step with each minibatch.
+
+        Args:
+            transitions: The samples of all minibatches.
+            batch_size: Samples of each.
+            critic_coef: Factor of the critics' loss, mean(½·error²), which is added up over critics.
+            huber_delta: Errors beyond count as in Huber's loss, mean(δ·(|error| − ½·δ)); None for none.
+            max_grad_norm: The largest norm of an optimizer's gradients; None for no bound.
+            entropy_coef: α where it is not learned.
+            target_entropy: The entropy that a learned α is to lead to.
+            updates_actor: Of each step, whether the actor learns, and α does; None for all.
+            updates_targets: Of each step, whether targets follow; None for none.
+            tau: How far: target = (1 − τ)·target + τ·parameter.
+
+        Returns:
+            The `VALUE_STATISTICS` of the steps, float64 [num_steps, 5], up to that at which it stopped, since a mean or
+            a deviation of the actor is NaN, an observation is not finite, or an action is none of the critic's. Of that
+            one, nothing else is there; it has changed no parameter, unless it was the actor's own that became NaN.
+
+        Raises:
+            ValueError: The update cannot be compiled (`find_obstacle`), or the samples do not fit the networks.
+        """
+        numbers = critic_coef, entropy_coef, target_entropy, tau
+        if not all(map(math.isfinite, numbers)):
+            raise ValueError(f"critic_coef, entropy_coef, target_entropy, tau: got {numbers}, expected finite numbers")
+        tables, addresses = self._take_tables()
+        wanted = {"noise": tables.is_gaussian, "next_noise": transitions.next_noise is not None or tables.is_gaussian}
+        samples = view_samples(transitions, tables.columns, wanted)
+        count, rest = divmod(len(samples[0]), check_count("batch_size", batch_size))
+        if rest or not count:
+            raise ValueError(f"batch_size: got {batch_size}, expected a divisor of {len(samples[0])} samples")
+        tables.numbers[:6] = math.inf if huber_delta is None else huber_delta, *numbers, 1.0 - tau
+        clips = (math.inf, serial.EACH_VALUE) if max_grad_norm is None else (max_grad_norm, serial.GLOBAL_NORM)
+        tables.options[:2], has_actor = clips, values.ACTOR in self._parts
+        learns = np.array([has_actor] * count if updates_actor is None or not has_actor else updates_actor)
+        follows = np.array([False] * count if updates_targets is None else updates_targets)
+        if not len(learns) == len(follows) == count:
+            raise ValueError(f"updates_actor, updates_targets: expected {count} values, one of each minibatch")
+        results = np.full((count, len(VALUE_STATISTICS)), math.nan)
+        try:
+            compile_entry(values.run_steps)(addresses, samples, learns, follows, results)
+        finally:
+            made = [actor for stop, actor in zip(results[:, -1].tolist(), learns.tolist(), strict=True) if stop == 0]
+            for group, own in tables.learning.items():
+                own.leave_steps(len(made) if group == values.CRITICS else sum(made))
+        self._keep_tables(tables)
+        return torch.from_numpy(results[~np.isnan(results[:, -1])])

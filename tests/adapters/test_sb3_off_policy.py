@@ -49,8 +49,11 @@ STOCK = {
     TritonQRDQN: QRDQN,
     TritonCrossQ: CrossQ,
 }
-TOLD = {"net_arch": [16, 16], "optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"foreach": True, "eps": 1e-3}}
-"""An optimizer that was told how to step is left as it is: rounding is the stock algorithm's.
+TOLD = {
+    **{"net_arch": [16, 16], "activation_fn": torch.nn.Softplus, "optimizer_class": torch.optim.Adam},
+    "optimizer_kwargs": {"foreach": True, "eps": 1e-3},
+}
+"""Layers that are not compiled, and an optimizer that was told how to step: rounding is the stock algorithm's.
 
 A bias before a normalisation has rounding for a gradient where its unit is never off, of which Adam makes a whole step
 unless `eps` is larger.
@@ -255,6 +258,10 @@ def test_an_actor_that_is_replaced_acts(monkeypatch):
 
 class OtherTarget(BaseCallback):
     """Another target network in the middle of training."""
+
+    def _on_training_start(self):
+        if isinstance(self.model, SAC):
+            self.model.ent_coef_optimizer.param_groups[0]["foreach"] = True  # told how to step, as the others are
 
     def _on_step(self):
         if self.n_calls == 30:

@@ -294,7 +294,7 @@ def test_what_is_not_compiled_is_said(reason):
     update = agent.compiled(Adam(agent.parameters()))
     assert update.find_obstacle() == ""
     OBSTACLES[reason](agent)
-    with pytest.raises(ValueError, match=f"this update is not compiled: .*{reason}"):
+    with pytest.raises(ValueError, match=f"this CompiledUpdate is not compiled: .*{reason}"):
         update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
 
 
@@ -328,10 +328,10 @@ def test_which_optimizers_are_not_compiled_is_said(reason):
 )
 def test_states_that_are_not_compiled_are_said(reason, change):
     agent = Agent()
-    update = agent.compiled(Adam(agent.parameters()))
-    assert update.find_obstacle() == "" and not update.optimizer.state, "asking makes none"
+    update = agent.compiled(optimizer := Adam(agent.parameters()))
+    assert update.find_obstacle() == "" and not optimizer.state, "asking makes none"
     update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)
-    update.optimizer.state[agent.actor[0].weight].update(change)
+    optimizer.state[agent.actor[0].weight].update(change)
     assert re.search(reason, update.find_obstacle())
     with pytest.raises(ValueError, match=reason):
         update.run(make_rollout(), draw_orders(NUM_SAMPLES, 1), 16, **PPO)

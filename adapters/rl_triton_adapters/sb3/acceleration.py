@@ -53,6 +53,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     )
 
     _compiled: CompiledUpdate | None = None
+    _find_compiled = find_compiled
     _rollout: dict[str, Any]
     _clip_ranges: dict[str, Any]
     _parameters: list[torch.Tensor]
@@ -86,13 +87,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         if self.find_obstacle():
             super()._maybe_recommend_cpu(*args, **kwargs)
 
-    def describe_step(self) -> str:
-        """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
-        if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
-            return self._update.describe()
-        compiled, reason = find_compiled(self)
-        return f"{self._update.describe()}; not compiled: {reason}" if compiled is None else "updates are compiled"
-
     def find_obstacle(self) -> str:
         """As for all algorithms; a buffer may make minibatches of its own, or rounding decide where an update stops."""
         buffer, kl = self.rollout_buffer, getattr(self, "target_kl", None)
@@ -125,7 +119,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             with replace_methods(self.policy, set_training_mode=lambda _: None), replace_methods(self, **answers):
                 self._train_as_stock(update)
             return
-        self._compiled = find_compiled(self)[0] if update.reason else None
+        self._compiled = self._find_compiled()[0] if update.reason else None
         self._parameters = list(self.policy.parameters())
         try:
             self._copy_rollout()

@@ -43,6 +43,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
 
     _asked: tuple[Any, str] = (), ""
+    _find_compiled: Any
 
     def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
         self.acceleration = check_acceleration(acceleration)
@@ -70,9 +71,11 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         return not self._update.stock
 
     def describe_step(self) -> str:
-        """Say whether updates are captured, accelerated without a graph, or stock, and why."""
-        self._find_update()
-        return self._update.describe()
+        """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
+        if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
+            return self._update.describe()
+        _, reason = self._find_compiled()
+        return f"{self._update.describe()}; not compiled: {reason}" if reason else "updates are compiled"
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""

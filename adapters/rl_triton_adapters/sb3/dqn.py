@@ -2,12 +2,14 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torch.optim import Optimizer
 
 from rl_triton_adapters._optimizers import clip_gradients
+from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 
 # isort: split
@@ -37,6 +39,19 @@ class TritonDQN(ValueUpdateMixin, DQN):
 
     All that is said of `TritonSAC` holds. With `acceleration="off"` it is `DQN`.
     """
+
+    def _list_networks(self) -> Networks:
+        owners = [self.q_net, self.q_net_target]
+        return Networks(owners, [owners[0].q_net], [owners[1].q_net], [], {"optimizer": self.policy.optimizer})
+
+    def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray:
+        return np.asarray(outputs.argmax(axis=1))
+
+    def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
+        return {"huber_delta": 1.0, "max_grad_norm": self.max_grad_norm}
+
+    def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
+        return {"loss": row[0]}
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -21,6 +21,7 @@ from rl_triton_adapters._check import with_check
 from rl_triton_adapters._optimizers import fused
 from rl_triton_adapters._overrides import find_override, find_own
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
+from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, can_act, find_compiled, predict, run_compiled
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
@@ -59,9 +60,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes"),
+        *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes", "_compiled"),
     )
     max_graphs: ClassVar[int] = 8
+    _find_compiled, _predict_compiled = find_compiled, predict
     counts_each: ClassVar[int] = 0
     """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
     usual_batch_size: ClassVar[int] = 64
@@ -78,6 +80,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._writes = Writes()
         self._modes: TrainingModes | None = None
         self._is_learning = False
+        self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, acceleration=acceleration, **kwargs)
 
@@ -103,10 +106,22 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
         step.resume()
+        compiled = self._find_compiled(asks=False)[0] if step.reason else None
+        if compiled is not None:
+            self._log_history(run_compiled(self, compiled.update, gradient_steps, batch_size))
+            return
         with fused(optimizers if step.reason else ()):
             self._make_steps(step, gradient_steps, batch_size)
         if not (self._is_learning and self._can_act) or find_own([self._logger], [Logger.record], PACKAGES):
             self._finish_update()
+
+    def _list_networks(self) -> Networks | None:
+        """What a compiled gradient step calls; None where there is no such step, and none of the methods for it."""
+        return None
+
+    def _draw_noise(self, count: int, size: int, width: int) -> dict[str, Tensor]:
+        """The noise of so many gradient steps with minibatches of this size, as the stock algorithm draws it."""
+        return {}
 
     def _make_steps(self, step: CapturedStep, count: int, size: int) -> None:
         """Make so many gradient steps with minibatches of this size; their last statistics are still to be read."""
@@ -251,11 +266,13 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
-        if not (self.is_accelerated and self._can_act):
+        is_compiled = can_act(self)
+        if not (self.is_accelerated and (is_compiled or self._can_act)):
             return super().collect_rollouts(*args, **kwargs)
         assert self._modes is not None
-        methods: dict[str, Any] = {"_predict": self._act, "set_training_mode": self._modes.set_mode}
-        if not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):
+        methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}
+        methods |= {"predict": self._predict_compiled} if is_compiled else {"_predict": self._act}
+        if not is_compiled and not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):
             methods["obs_to_tensor"] = self._convert_observation
         with replace_methods(self.policy, **methods):
             return super().collect_rollouts(*args, **kwargs)

@@ -2,11 +2,13 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
+from rl_triton_adapters.sb3.compiled_off_policy import Networks, draw_squashed
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -114,6 +116,34 @@ class TritonSAC(EntropyMixin, SAC):
 
     Arguments, `acceleration` among them, are as of `SAC` and `TritonPPO`, and what is raised is.
     """
+
+    def _list_networks(self) -> Networks:
+        actor, options = self.actor, {"optimizer": self.critic.optimizer, "actor_optimizer": self.actor.optimizer}
+        if self._learns_entropy:
+            options |= {"log_entropy_coef": self.log_ent_coef, "entropy_optimizer": self.ent_coef_optimizer}
+        owners, critics = (
+            [actor, self.critic, self.critic_target],
+            (self.critic.q_networks, self.critic_target.q_networks),
+        )
+        return Networks(owners, *critics, [[actor.latent_pi, x] for x in (actor.mu, actor.log_std)], options)
+
+    def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:
+        return draw_squashed(self.policy, outputs, deterministic)
+
+    def _draw_noise(self, count: int, size: int, width: int) -> dict[str, Tensor]:
+        noise = torch.empty(count, 2, size, width)
+        for x in noise.flatten(0, 1):
+            x.normal_()
+        return dict(zip(("noise", "next_noise"), noise.transpose(0, 1).flatten(1, 2), strict=True))
+
+    def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
+        own = {"target_entropy": self.target_entropy} if self._learns_entropy else {}
+        own |= {} if self._learns_entropy else {"entropy_coef": float(self.ent_coef_tensor)}
+        return {"tau": self.tau, "updates_targets": [x for (x,) in choices], **own}
+
+    def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
+        found = dict(zip(("critic_loss", "actor_loss", "ent_coef", "ent_coef_loss"), row[:4], strict=True))
+        return found if self._learns_entropy else {name: x for name, x in found.items() if name != "ent_coef_loss"}
 
     def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
         next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)

@@ -2,11 +2,13 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
+from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 # isort: split
@@ -40,6 +42,28 @@ class TD3UpdateMixin(OffPolicyMixin):
     def _choose_parts(self, index: int) -> tuple[bool, ...]:
         """Whether the actor learns, too."""
         return (self._n_updates % self.policy_delay == 0,)
+
+    def _list_networks(self) -> Networks:
+        owners = [self.actor, self.actor_target, self.critic, self.critic_target]
+        options = {"optimizer": self.critic.optimizer, "actor_optimizer": self.actor.optimizer}
+        critics = self.critic.q_networks, self.critic_target.q_networks
+        return Networks(owners, *critics, [[self.actor.mu]], options | {"actor_target": self.actor_target.mu})
+
+    def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray:
+        return self.policy.unscale_action(outputs)
+
+    def _draw_noise(self, count: int, size: int, width: int) -> dict[str, Tensor]:
+        noise = torch.empty(count, size, width)
+        for x in noise:
+            x.normal_(0, self.target_policy_noise)
+        return {"next_noise": noise.flatten(0, 1).clamp_(-self.target_noise_clip, self.target_noise_clip)}
+
+    def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
+        learns = [x for (x,) in choices]
+        return {"critic_coef": 2.0, "tau": self.tau, "updates_actor": learns, "updates_targets": learns}
+
+    def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
+        return dict(zip(("critic_loss", "actor_loss"), row[: 1 + parts[0]], strict=False))
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         (updates_actor,) = parts

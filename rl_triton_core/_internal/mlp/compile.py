@@ -28,11 +28,11 @@ from rl_triton_core._internal.loss.equations import (
     exp_remainder,
     sigmoid,
 )
-from rl_triton_core._internal.mlp import memory, serial
+from rl_triton_core._internal.mlp import memory, serial, serial_values
 
 INLINED = (
     *("add", "get", "choose_action", "find_memory", "load_setting", "tanh"),
-    *("find_actions", "find_log_std", "load_sums", "load_kl_sums"),
+    *("find_actions", "find_log_std", "load_sums", "load_kl_sums", "find_end", "find_rest", "bound_log_std"),
 )
 CALLED = ("add_product", "add_gradient", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
@@ -61,10 +61,11 @@ def compile_helpers(loss: Loss) -> dict[str, Any]:
     names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
     names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian"}
     names |= {"HAS_OLD": loss.has_old, "IS_WIDE": loss.is_wide}
-    for name, function in vars(serial).items():
-        if isinstance(function, FunctionType) and function.__module__ == serial.__name__:
-            options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
-            names[name] = compile_inner(function, REAL, names, SOURCE, **options)
+    for module in (serial, serial_values):
+        for name, function in vars(module).items():
+            if isinstance(function, FunctionType) and function.__module__ == module.__name__:
+                options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
+                names[name] = compile_inner(function, REAL, names, SOURCE, **options)
     return names
 
 
@@ -81,23 +82,28 @@ def compile_callback(name: str, loss: Loss) -> Any:
 
 
 @cache
-def find_functions(loss: Loss) -> Any:
-    """The addresses of these functions."""
+def find_functions(loss: Loss | None = None) -> Any:
+    """The addresses of these functions, 0 where there is no loss of actors."""
     own = [loss if name == "evaluate_loss" else Loss() for name in CALLED]
-    return np.array([compile_callback(*pair).address for pair in zip(CALLED, own, strict=True)])
+    pairs = zip(CALLED, own, strict=True)
+    return np.array([0 if x is None else compile_callback(name, x).address for name, x in pairs])
+
+
+def arrays_of(*ndims: int, dtype: Any = numba.float32, writable: bool = False) -> list[Any]:
+    """Types of contiguous arrays with these numbers of dimensions."""
+    return [numba.types.Array(dtype, ndim, "C", readonly=not writable) for ndim in ndims]
 
 
 @cache
-def compile_epoch() -> Any:
-    """`run_epoch`, a function of arrays and addresses."""
-    real, wide, integer = numba.float32, numba.float64, numba.int64
-
-    def array(dtype: Any, ndim: int, writable: bool = False) -> Any:
-        return numba.types.Array(dtype, ndim, "C", readonly=not writable)
-
-    arrays = [array(real, ndim) for ndim in (2, 2, 1, 1, 1, 1, 2)]
-    rollout = numba.types.Tuple([*arrays, array(numba.boolean, 2)])
-    tables = numba.types.UniTuple(integer, 14)
-    indices, written = [array(integer, 1)] * 2, [array(wide, ndim, True) for ndim in (1, 2)]
-    signature = integer(tables, *[integer] * 3, rollout, *indices, *written)
-    return compile_kernel(serial.run_epoch, signature, REAL, compile_helpers(Loss()), SOURCE)
+def compile_entry(function: Any) -> Any:
+    """`run_epoch`, `run_steps` or `evaluate`, a function of arrays and addresses."""
+    integer, flags, tuples = numba.int64, numba.boolean, numba.types.Tuple
+    written = arrays_of(1, 2, dtype=numba.float64, writable=True)
+    rollout = tuples([*arrays_of(2, 2, 1, 1, 1, 1), *arrays_of(2, dtype=flags), *arrays_of(2)])
+    samples, choices = tuples(arrays_of(2, 2, 2, 1, 1, 2, 2)), arrays_of(1, 1, dtype=flags)
+    signatures = {
+        serial.run_epoch: integer(tuples([integer] * 7), integer, rollout, *arrays_of(1, 1, dtype=integer), *written),
+        serial_values.run_steps: numba.void(tuples([integer] * 5), samples, *choices, written[1]),
+        serial_values.evaluate: numba.void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
+    }
+    return compile_kernel(function, signatures[function], REAL, compile_helpers(Loss()), SOURCE)

@@ -83,7 +83,7 @@ def list_layers(*networks: nn.Module) -> tuple[list[Layer], list[int]]:
 def check_parameters(layers: list[Layer], parameters: list[Any]) -> None:
     """Raise `Unsupported` unless all are plain, and weights, whose sizes count, fit what is beside them."""
     for x in parameters:
-        if type(x) is not nn.Parameter or not is_plain_tensor(x):
+        if type(x) not in (nn.Parameter, torch.Tensor) or not x.is_leaf or not is_plain_tensor(x):
             raise Unsupported(f"a parameter is {x.dtype} on {x.device}, or not contiguous")
         if x.numel() > MAX_WEIGHTS:
             raise Unsupported(f"a layer has {x.numel()} weights; with more than {MAX_WEIGHTS}, PyTorch is faster")
@@ -107,20 +107,22 @@ def count_spare_rows(layers: list[Layer]) -> int:
 
 
 def make_layer_table(
-    layers: list[Layer], parameters: list[torch.Tensor], start: int, first: int
-) -> tuple[np.ndarray, np.ndarray, int]:
-    """The table of layers, their slopes, and the row of scratch memory that is free behind those of their units.
+    layers: list[Layer], parameters: list[torch.Tensor], start: int, first: int, by_features: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """The table of layers, and their slopes.
 
-    Scratch memory has this address. Features are in its rows before the `first`.
+    Features are in rows of scratch memory from this address on, the first row behind them is that of units. Derivatives
+    by features are wanted at another address, or, if it is 0, not at all.
     """
     rows: dict[int, int] = {id(x): row for row, x in enumerate(parameters)}
     table: list[list[int]] = []
+    own = serial.VALUES, serial.SLOPES
     for layer in layers:
         linear, (outputs, inputs) = layer.linear, layer.linear.weight.shape
         sums, slopes, values = (start + serial.ROW * (first + i * outputs) for i in range(3))
         values = sums if layer.activation == serial.IDENTITY else values
-        before = [start, 0] if layer.source < 0 else [table[layer.source][i] for i in (serial.VALUES, serial.SLOPES)]
+        before = [start, by_features] if layer.source < 0 else [table[layer.source][i] for i in own]
         places = rows[id(linear.weight)], rows.get(id(linear.bias), -1), before[0], sums, values, slopes, before[1]
         table.append([inputs, outputs, layer.activation, *places])
         first += 3 * outputs
-    return np.array(table), np.array([layer.slope for layer in layers], np.float32), first
+    return np.array(table), np.array([layer.slope for layer in layers], np.float32)

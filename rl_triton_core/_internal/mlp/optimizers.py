@@ -60,18 +60,18 @@ class Learning(NamedTuple):
 
     states: dict[str, float]
     """The tensors that it keeps, in their columns' order, and their first values."""
-    settings: list[float]
-    """In the order of their columns; none if the parameter is frozen."""
+    group: dict[str, Any]
+    """What has its settings; empty if the parameter is frozen."""
 
 
-FROZEN = Learning({}, [])
+FROZEN = Learning({}, {})
 
 
 def describe_learning(optimizer: Optimizer, parameters: list[Tensor]) -> list[Learning]:
     """What an optimizer does with each of these parameters."""
     rule, groups = find_rule(optimizer), find_groups(optimizer, parameters)
     different = {id(x): x for x in groups if x}.values()
-    known = {id(x): Learning(list_states(rule, x), describe_group(rule, x)) for x in different}
+    known = {id(x): Learning(list_states(rule, x), x) for x in different}
     return [known.get(id(x), FROZEN) for x in groups]
 
 
@@ -139,13 +139,16 @@ class ParameterTables:
         for x, learning, kept in zip(self.parameters, self.learning, self.kept, strict=True):
             row, size = [0] * serial.COLUMNS, x.numel()
             row[serial.ADDRESS], row[serial.SIZE] = self.locate(x), size
-            row[serial.GRADIENT] = address if learning.settings else 0
+            row[serial.GRADIENT] = address if learning.group else 0
             if kept:
                 row[serial.STEP : serial.THIRD_STATE + 1] = self.place_states(x, learning, *kept)
             rows.append(row)
             address += 4 * size
-        self.table = np.array(rows)
-        return self.table, np.array([x.settings or [0.0] * serial.SETTINGS for x in self.learning])
+        self.table, self.settings = np.array(rows), np.zeros((len(rows), serial.SETTINGS))
+        owners = np.array([id(x.group) for x in self.learning])
+        groups = {id(x.group): x.group for x in self.learning if x.group}
+        self.rows = [(group, np.flatnonzero(owners == key)) for key, group in groups.items()]
+        return self.table, self.settings
 
     def place_states(self, parameter: Tensor, learning: Learning, count: Any, *states: Tensor | None) -> list[int]:
         """Addresses of the step count and the states of a parameter."""
@@ -169,14 +172,18 @@ class ParameterTables:
         self.memory.append(memory)
         return x.data_ptr()
 
-    def renew_gradients(self) -> None:
-        """Make room for the gradients of the last step of an epoch, which are left to others."""
+    def renew(self) -> None:
+        """Read the settings, and make room for the gradients of the last step, which are left to others."""
+        for group, rows in self.rows:
+            self.settings[rows] = describe_group(self.rule, group)
         pairs = zip(self.parameters, self.learning, strict=True)
-        self.gradients = [torch.empty_like(x) if learning.settings else None for x, learning in pairs]
+        self.gradients = [torch.empty_like(x) if learning.group else None for x, learning in pairs]
         self.table[:, serial.LAST_GRADIENT] = [0 if x is None else x.data_ptr() for x in self.gradients]
 
     def leave_steps(self, count: int) -> None:
         """Leave what PyTorch would after so many steps: counts in Python's numbers, and the gradients of the last."""
+        if count == 0:
+            return
         for x, kept in zip(self.parameters, self.kept if self.rule != serial.ADAM else (), strict=False):
             state = self.optimizer.state.get(x, {}) if kept else {}
             if isinstance(state.get("step"), int):

@@ -33,11 +33,15 @@ TILE = 128
 ROW = 4 * TILE
 """Bytes of a row."""
 COLUMNS = 10
-"""Of a table of layers or of parameters."""
+"""Of a table of layers, of parameters or of groups."""
+BYTES = 8 * COLUMNS
+"""Of a row of such a table."""
 INPUTS, OUTPUTS, ACTIVATION, WEIGHT, BIAS, SOURCE, SUMS, VALUES, SLOPES, BY_SOURCE = range(COLUMNS)
 """Of a layer: sizes, parameters, and addresses of its inputs' rows, of its own, and of derivatives; 0: not wanted."""
 ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE, LAST_GRADIENT = range(8)
 """Of a parameter: its size, and addresses, 0 if it has none. The last gradient is that of the last step."""
+LAYERS, NUM_LAYERS, KINKS, PARAMETERS, NUM_PARAMETERS, SETTING, ENDS, NUM_ENDS, SPARE = range(9)
+"""Of a group of networks: tables of layers and parameters, which layers are the last of a network, spare memory."""
 RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
 """Of a parameter: the settings of its optimizer."""
 SETTINGS = 9
@@ -70,7 +74,7 @@ combine_terms = compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero
 
 
 def get(table, row, column):
-    """An entry of a table of layers or parameters."""
+    """An entry of a table of layers, parameters or groups."""
     return load_integer(table, row * COLUMNS + column)
 
 
@@ -200,9 +204,16 @@ def multiply_slopes(kind, slope, x, y, by, size):
 # -- networks ----------------------------------------------------------------------------------------------------------
 
 
-def run_forward(functions, layers, num_layers, kinks, parameters, size):
-    """Apply all layers to a tile."""
-    for k in range(num_layers):
+def find_end(group, k):
+    """The rows of what a network of a group returns, of derivatives by it, and how many there are."""
+    layers, end = get(group, 0, LAYERS), load_integer(get(group, 0, ENDS), k)
+    return get(layers, end, VALUES), get(layers, end, SLOPES), get(layers, end, OUTPUTS)
+
+
+def run_forward(functions, group, size):
+    """Take a tile through a group of networks."""
+    layers, kinks, parameters = get(group, 0, LAYERS), get(group, 0, KINKS), get(group, 0, PARAMETERS)
+    for k in range(get(group, 0, NUM_LAYERS)):
         inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
         weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
         sums, values = get(layers, k, SUMS), get(layers, k, VALUES)
@@ -215,9 +226,11 @@ def run_forward(functions, layers, num_layers, kinks, parameters, size):
             activate(kind, load(kinks, k), sums + r * ROW, values + r * ROW, size)
 
 
-def run_backward(functions, layers, num_layers, kinks, parameters, size, spare):
-    """Add the gradients of a tile, from derivatives by the outputs of the last layers; with spare memory."""
-    for k in range(num_layers - 1, -1, -1):
+def run_backward(functions, group, size):
+    """Add the gradients of a tile, from derivatives by the outputs of the last layers."""
+    layers, kinks, parameters = get(group, 0, LAYERS), get(group, 0, KINKS), get(group, 0, PARAMETERS)
+    spare = get(group, 0, SPARE)
+    for k in range(get(group, 0, NUM_LAYERS) - 1, -1, -1):
         inputs, outputs, kind = get(layers, k, INPUTS), get(layers, k, OUTPUTS), get(layers, k, ACTIVATION)
         weight, bias = get(layers, k, WEIGHT), get(layers, k, BIAS)
         by, source, by_source = get(layers, k, SLOPES), get(layers, k, SOURCE), get(layers, k, BY_SOURCE)
@@ -239,18 +252,18 @@ def run_backward(functions, layers, num_layers, kinks, parameters, size, spare):
             call(get(functions, 0, PRODUCT), product)
 
 
-def clear_slopes(layers, num_layers, size):
+def clear_slopes(group, size):
     """Forget the derivatives of a tile."""
-    for k in range(num_layers):
-        for r in range(get(layers, k, OUTPUTS)):
-            fill(get(layers, k, SLOPES) + r * ROW, round_up(size), 0.0)
+    for k in range(get(group, 0, NUM_LAYERS)):
+        for r in range(get(get(group, 0, LAYERS), k, OUTPUTS)):
+            fill(get(get(group, 0, LAYERS), k, SLOPES) + r * ROW, round_up(size), 0.0)
 
 
-def clear_gradients(parameters, num_parameters):
+def clear_gradients(group):
     """Forget the gradients of a minibatch."""
-    for k in range(num_parameters):
-        gradient = get(parameters, k, GRADIENT)
-        fill(gradient, get(parameters, k, SIZE) if gradient else 0, 0.0)
+    for k in range(get(group, 0, NUM_PARAMETERS)):
+        gradient = get(get(group, 0, PARAMETERS), k, GRADIENT)
+        fill(gradient, get(get(group, 0, PARAMETERS), k, SIZE) if gradient else 0, 0.0)
 
 
 # -- the loss ----------------------------------------------------------------------------------------------------------
@@ -528,11 +541,11 @@ def step_sgd(parameter, setting):
         add(p, i, -rate * change)
 
 
-def step_optimizer(parameters, num_parameters, settings, options, numbers):
+def step_optimizer(group, options, numbers):
     """Clip all gradients, and update what has one."""
-    clip_gradients(parameters, num_parameters, options, numbers)
-    for k in range(num_parameters):
-        parameter, setting = parameters + k * 8 * COLUMNS, settings + k * 8 * SETTINGS
+    clip_gradients(get(group, 0, PARAMETERS), get(group, 0, NUM_PARAMETERS), options, numbers)
+    for k in range(get(group, 0, NUM_PARAMETERS)):
+        parameter, setting = get(group, 0, PARAMETERS) + k * BYTES, get(group, 0, SETTING) + k * 8 * SETTINGS
         if get(parameter, 0, GRADIENT):
             for i in range(get(parameter, 0, SIZE)):
                 store(get(parameter, 0, LAST_GRADIENT), i, load(get(parameter, 0, GRADIENT), i))
@@ -565,7 +578,7 @@ def find_scaling(advantages, order, first, end):
 
 def gather_tile(rollout, order, low, size, scaling, features, rows, actions):
     """Read the samples of a tile, one per column."""
-    observed, chosen, old_log_probs, advantages, returns, old_values, old_outputs, _ = rollout
+    observed, chosen, advantages, returns, old_log_probs, old_values, _, old_outputs = rollout
     for i in range(size):
         index = order[low + i]
         for j in range(observed.shape[1]):
@@ -589,21 +602,20 @@ def mask_logits(x, masks, order, low, size):
 
 def add_gradients(tables, rollout, order, low, size, scaling, is_on_policy):
     """Add the gradients of a tile; its terms are in the first of its rows."""
-    functions, layers, num_layers, kinks, parameters, widths, num_parts, features, rows, numbers = tables[:10]
-    actor, critic, shared, spare = tables[10:]
+    functions, group, rows, widths, num_parts, shared, numbers = tables
     actions = find_actions(rows, num_parts)
-    gather_tile(rollout, order, low, size, scaling, features, rows, actions)
-    call(get(functions, 0, FORWARD), (functions, layers, num_layers, kinks, parameters, size))
-    x, by_x = get(layers, actor, VALUES), get(layers, actor, SLOPES)
+    gather_tile(rollout, order, low, size, scaling, get(get(group, 0, LAYERS), 0, SOURCE), rows, actions)
+    call(get(functions, 0, FORWARD), (functions, group, size))
+    x, by_x, _ = find_end(group, 0)
+    values, by_values, _ = find_end(group, 1)
     y, by_y, old = x + load_integer(widths, 0) * ROW, 0, actions + rollout[1].shape[1] * ROW
     if shared >= 0:
-        y, by_y = get(parameters, shared, ADDRESS), get(parameters, shared, GRADIENT)
-    values, by_values = get(layers, critic, VALUES), get(layers, critic, SLOPES)
-    mask_logits(x, rollout[7], order, low, size)
-    clear_slopes(layers, num_layers, size)
+        y, by_y = get(get(group, 0, PARAMETERS), shared, ADDRESS), get(get(group, 0, PARAMETERS), shared, GRADIENT)
+    mask_logits(x, rollout[6], order, low, size)
+    clear_slopes(group, size)
     evaluation = x, y, old, values, rows, widths, num_parts, by_x, by_y, by_values, numbers, is_on_policy, size
     call(get(functions, 0, EVALUATION), evaluation)
-    call(get(functions, 0, BACKWARD), (functions, layers, num_layers, kinks, parameters, size, spare))
+    call(get(functions, 0, BACKWARD), (functions, group, size))
 
 
 def report(totals, count, options, results, row):
@@ -616,19 +628,19 @@ def report(totals, count, options, results, row):
     results[row, HAS_STOPPED] = 1.0 if stops else 0.0
 
 
-def run_epoch(tables, num_parameters, settings, options, rollout, order, ends, totals, results):
+def run_epoch(tables, options, rollout, order, ends, totals, results):
     """Make all steps of an epoch, until one is not to be made; return how many minibatches were seen."""
-    parameters, rows, numbers = tables[4], tables[8], tables[9]
+    functions, group, rows, numbers = tables[0], tables[1], tables[2], tables[6]
     normalizes, is_on_policy = load_double(options, NORMALIZES) != 0, np.int64(load_double(options, IS_ON_POLICY))
     end = np.int64(0)
     for row in range(len(results)):
         first, end = end, ends[row]
-        clear_gradients(parameters, num_parameters)
+        clear_gradients(group)
         for k in range(len(totals)):
             totals[k] = 0.0
         scaling = np.float64(0.0), np.float64(1.0)
         if normalizes and end - first > 1:
-            scaling = find_scaling(rollout[3], order, first, end)
+            scaling = find_scaling(rollout[2], order, first, end)
         store(numbers, SHARE, np.float32(1.0 / (end - first)))
         for low in range(first, end, TILE):
             add_gradients(tables, rollout, order, low, min(TILE, end - low), scaling, is_on_policy)
@@ -637,6 +649,6 @@ def run_epoch(tables, num_parameters, settings, options, rollout, order, ends, t
         report(totals, end - first, options, results, row)
         if results[row, HAS_STOPPED] != 0.0:
             return row + 1
-        call(get(tables[0], 0, OPTIMIZER), (parameters, num_parameters, settings, options, numbers))
+        call(get(functions, 0, OPTIMIZER), (group, options, numbers))
         results[row, GRAD_NORM] = load(numbers, NORM)
     return len(results)

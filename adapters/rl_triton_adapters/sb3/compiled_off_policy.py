@@ -1,0 +1,201 @@
+"""Stable-Baselines3: gradient steps and acting of off-policy algorithms on perceptrons, in compiled code on the CPU."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from rl_triton_adapters._overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.sb3.base import PACKAGES
+from rl_triton_adapters.sb3.compiled import is_flat
+from rl_triton_adapters.sb3.minibatches import COPIED_BYTES
+from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
+
+# isort: split
+from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.dqn.policies import QNetwork
+from stable_baselines3.sac.policies import Actor as GaussianActor
+from stable_baselines3.td3.policies import Actor
+
+KNOWN = (QNetwork, ContinuousCritic, GaussianActor, Actor)
+"""What an algorithm calls of its policy: perceptrons behind flat observations."""
+
+
+class Networks(NamedTuple):
+    """What an algorithm's gradient step calls and learns; the first of the owners acts.
+
+    With `_list_networks`, an algorithm has `_draw_noise`; `_list_numbers`, what a compiled update takes besides samples
+    for parts as `_choose_parts` chooses them; `_name_statistics`, what is logged of a step with such; and
+    `_choose_actions`, those for what the acting networks return, or None where the policy has to act.
+    """
+
+    owners: list[Any]
+    """The modules that it calls."""
+    critics: Sequence[Any]
+    targets: Sequence[Any]
+    actor: list[list[Any]]
+    """Of each network of the actor the modules, one behind the other."""
+    options: dict[str, Any]
+    """As `CompiledValueUpdate` takes them."""
+
+    def is_like(self, other: "Networks") -> bool:
+        """Whether all of it is the same."""
+        known, found = ([*x.options, *map(id, x.options.values())] for x in (self, other))
+        return self[:4] == other[:4] and known == found
+
+
+class Compiled(NamedTuple):
+    """An algorithm's gradient steps and acting in compiled code."""
+
+    networks: Networks
+    update: CompiledValueUpdate
+    acting: CompiledNetwork
+    takes_rows: bool  # observations are the features
+
+
+def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
+    """The compiled gradient steps of an algorithm, and why there are none; those that are known ask before they run."""
+    networks = algorithm._list_networks() if algorithm.device.type == "cpu" else None
+    if networks is None:
+        return None, f"that of {type(algorithm).__name__} on {algorithm.device.type} never is"
+    compiled, algorithm._compiled, reason = algorithm._compiled, None, find_unknown(algorithm, networks)
+    if not reason and (compiled is None or not compiled.networks.is_like(networks)):
+        actor = [nn.Sequential(*parts) for parts in networks.actor]
+        update = CompiledValueUpdate(networks.critics, networks.targets, actor=actor, **networks.options)
+        takes_rows = isinstance(algorithm.observation_space, spaces.Box) and len(algorithm.observation_space.shape) == 1
+        compiled = Compiled(networks, update, CompiledNetwork(*(actor or networks.critics)), takes_rows)
+        asks = True
+    reason = reason or (compiled.update.find_obstacle() if asks else "")
+    algorithm._compiled = None if reason else compiled
+    return algorithm._compiled, reason
+
+
+def find_unknown(algorithm: Any, networks: Networks) -> str:
+    """Why an algorithm's steps are not those of perceptrons behind flat observations; empty if they are."""
+    things = list_called(networks.owners)
+    for owner in networks.owners:
+        kind, extractor = type(owner), owner.features_extractor
+        if kind not in KNOWN or not is_flat(extractor):
+            return f"{kind.__name__} is another module, or has a {type(extractor).__name__} for features"
+    if any(map(has_hooks, things)):
+        return "a module has hooks"
+    space, distribution = algorithm.observation_space, getattr(networks.owners[0], "action_dist", None)
+    if isinstance(space, spaces.Dict) or type(distribution) not in (type(None), SquashedDiagGaussianDistribution):
+        return f"observations are a {type(space).__name__}, or actions have a {type(distribution).__name__}"
+    own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)
+    ours = list_stock(type(algorithm), "_make_step", ("rl_triton_adapters",))
+    return own or find_own([algorithm], ours, ("rl_triton_adapters", *PACKAGES))
+
+
+def list_called(owners: list[Any]) -> list[Any]:
+    """Modules of an algorithm with what extracts their features, besides the networks that are compiled."""
+    return [y for x in owners for y in (x, *list_modules(x.features_extractor))]
+
+
+def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, int]]:
+    """Draw minibatches as the stock algorithm does: arrays of those of several, one behind the other, and how many."""
+    buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
+    most = max(1, COPIED_BYTES // (size * 8 * int(np.prod(buffer.obs_shape))))
+    for first in range(0, count, most):
+        part = min(count - first, most)
+        is_plain = type(buffer) is ReplayBuffer and not any(map(callable, vars(buffer).values()))
+        if is_plain and env is None and not buffer.optimize_memory_usage:
+            yield draw_rows(buffer, part, size), part
+            continue
+        batches = [buffer.sample(size, env=env) for _ in range(part)]
+        columns: Any = [[getattr(x, name, None) for x in batches] for name in ReplayBufferSamples._fields]
+        yield ReplayBufferSamples._make(None if x[0] is None else torch.cat(x).numpy() for x in columns), part
+
+
+def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
+    """The same of a plain buffer, by its draws; nothing is copied but the samples."""
+    upper, draw = buffer.buffer_size if buffer.full else buffer.pos, np.random.randint
+    pairs = [(draw(0, upper, size=size), draw(0, high=buffer.n_envs, size=(size,))) for _ in range(count)]
+    rows = np.concatenate([steps * buffer.n_envs + envs for steps, envs in pairs])
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (buffer.observations, buffer.actions, buffer.next_observations)]
+    flat += [x.reshape(-1, 1) for x in (buffer.dones, buffer.timeouts, buffer.rewards)]
+    observations, actions, following, dones, timeouts, rewards = (x.take(rows, axis=0) for x in flat)
+    return ReplayBufferSamples._make([observations, actions, following, dones * (1 - timeouts), rewards, None])
+
+
+@torch.no_grad()
+def make_transitions(algorithm: Any, drawn: ReplayBufferSamples) -> Transitions:
+    """What the networks take of samples, which are arrays."""
+    owner, observed = algorithm._compiled.networks.owners[0], [drawn.observations, drawn.next_observations]
+    if not algorithm._compiled.takes_rows:
+        observed = [owner.extract_features(torch.from_numpy(x), owner.features_extractor) for x in observed]
+    ends = (1 - drawn.dones) * (algorithm.gamma if drawn.discounts is None else drawn.discounts)
+    return Transitions(observed[0], drawn.actions, observed[1], drawn.rewards.ravel(), ends.ravel())
+
+
+def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: int) -> dict[str, list[float]]:
+    """Make so many gradient steps; what is logged of them, by its name."""
+    history: dict[str, list[float]] = {}
+    before, index = algorithm._n_updates, 0
+    algorithm._n_updates += algorithm.counts_each
+    for drawn, part in draw_samples(algorithm, count, size):
+        choices = []
+        for _ in range(part):
+            choices.append(algorithm._choose_parts(index))
+            index += 1
+            algorithm._n_updates += algorithm.counts_each if index < count else 0
+        random, samples = torch.get_rng_state(), make_transitions(algorithm, drawn)
+        width = drawn.actions.shape[1]
+        samples = samples._replace(**algorithm._draw_noise(part, size, width))
+        try:
+            rows = update.run(samples, size, **algorithm._list_numbers(choices)).tolist()
+        except ValueError:  # something has changed, by which it is not compiled
+            rows, algorithm._compiled = [], None
+        made = [row for row in rows if not row[-1]]
+        found = [algorithm._name_statistics(row, *parts) for row, parts in zip(made, choices, strict=False)]
+        if len(made) < part:  # the stock step says why
+            torch.set_rng_state(random)
+            algorithm._draw_noise(len(made), size, width)
+        for i in range(len(made), part):
+            parts = (None if x is None else torch.from_numpy(x[i * size : (i + 1) * size]) for x in drawn)
+            batch = ReplayBufferSamples._make(parts)
+            found.append({name: x.item() for name, x in algorithm._make_step(batch, *choices[i]).items()})
+        for statistics in found:
+            for name, x in statistics.items():
+                history.setdefault(name, []).append(x)
+    algorithm._n_updates = before + count
+    return history
+
+
+def can_act(algorithm: Any) -> bool:
+    """Whether acting is one compiled call: the networks are those that are compiled, and the policy is plain."""
+    compiled, policy = algorithm._compiled, algorithm.policy
+    if compiled is None or not compiled.takes_rows:
+        return False
+    called = list_called(compiled.networks.owners[:1])
+    own = find_own([policy, *called], list_stock(type(policy), "predict", PACKAGES), PACKAGES)
+    return not own and not any(map(has_hooks, called)) and compiled.networks.is_like(algorithm._list_networks())
+
+
+def predict(
+    algorithm: Any, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False
+) -> tuple[Any, Any]:
+    """Return what the policy's `predict` does."""
+    policy, actions = algorithm.policy, None
+    if type(observation) is np.ndarray and observation.shape == (len(observation), *algorithm.observation_space.shape):
+        with suppress(ValueError):  # something has changed meanwhile
+            actions = algorithm._choose_actions(algorithm._compiled.acting(observation), deterministic)
+    stock: Any = type(policy).predict
+    return stock(policy, observation, state, starts, deterministic) if actions is None else (actions, state)
+
+
+def draw_squashed(policy: Any, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:
+    """Actions of a Gaussian's tanh, as its distribution draws them; None if it refuses its mean or log-deviation."""
+    mean, log_std = torch.from_numpy(outputs).chunk(2, dim=1)
+    if np.isnan(outputs).any():
+        return None
+    if not deterministic:
+        mean = mean + torch.empty(mean.shape).normal_() * log_std.clamp(-20, 2).exp()
+    return np.asarray(policy.unscale_action(mean.tanh().numpy()))

@@ -1,0 +1,259 @@
+"""Compiled gradient steps and acting of Stable-Baselines3's off-policy algorithms against the stock ones."""
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sb3_contrib")
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from test_sb3_off_policy import SAC, STOCK, Goal, compare_models, is_discrete, make_noise, normalize
+
+from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.sac import TritonSAC
+from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
+
+COMPILED = "updates are compiled"
+KINDS = [TritonDQN, TritonSAC, TritonTD3, TritonDDPG]
+TANH = {"net_arch": [9, 5], "activation_fn": torch.nn.Tanh}
+ADAMW = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "eps": 1e-5}}
+RATE = {"learning_rate": lambda left: 1e-4 + 1e-3 * left}
+MEMORY = {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}}
+OPTIONS = {
+    "defaults": {},
+    "every eighth": {"train_freq": 8, "gradient_steps": -1, **RATE, "policy_kwargs": TANH, "batch_size": 33},
+    "many": {"train_freq": 40, "gradient_steps": 64, "batch_size": 150, "policy_kwargs": ADAMW},
+    "n-step returns": {"n_steps": 3, "gradient_steps": 2},
+    "memory": MEMORY | {"buffer_size": 60},
+    "normalized": {"env": normalize, "gradient_steps": -1},
+    "several environments": {"env": lambda name: make_vec_env(name, 3, seed=0), "gradient_steps": 2},
+    "rare targets": {"target_update_interval": 6, "tau": 0.3, "gradient_steps": 4, "train_freq": 4},
+    "fixed": {"ent_coef": 0.1},
+    "delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "action_noise": make_noise},
+}
+OWN = {TritonDQN: ["rare targets"], TritonSAC: ["rare targets", "fixed"], TritonTD3: ["delay"], TritonDDPG: ["delay"]}
+CASES = [(TritonDQN, name) for name in [*OPTIONS][:7]] + [(TritonSAC, name) for name in [*OPTIONS][:7]]
+CASES += [(kind, name) for kind in (TritonTD3, TritonDDPG) for name in ("defaults", "every eighth")]
+CASES += [(kind, name) for kind, names in OWN.items() for name in names if kind is not TritonDDPG]
+
+
+def make_model(kind, env=None, action_noise=None, policy_kwargs=None, **options):
+    """A model that learns from its 20th step on."""
+    name = "CartPole-v1" if is_discrete(kind) else "Pendulum-v1"
+    own = {"buffer_size": 500, "learning_starts": 20, "batch_size": 32, "train_freq": 1, "device": "cpu", "seed": 0}
+    own |= {"action_noise": action_noise()} if action_noise else {}
+    networks = {"net_arch": [16, 8]} | (policy_kwargs or {})
+    return kind(options.pop("policy", "MlpPolicy"), env(name) if env else name, policy_kwargs=networks, **own | options)
+
+
+def train_both(kind, steps=120, callback=None, change=lambda model: None, **options):
+    models = []
+    for each in (kind, STOCK[kind]):
+        models.append(make_model(each, **options))
+        change(models[-1])
+        models[-1].learn(steps, callback=callback() if callback else None)
+    return models
+
+
+@pytest.mark.parametrize("kind, name", CASES)
+def test_three_hundred_updates_are_those_of_stock(kind, name):
+    steps = 330 if "gradient_steps" not in OPTIONS[name] else 200
+    ours, stock = train_both(kind, steps, **OPTIONS[name])
+    assert ours.describe_step() == COMPILED and ours._n_updates >= 100
+    compare_models(ours, stock, 2e-5)
+    for part in ("actor", "critic", "policy"):
+        states = [getattr(getattr(x, part, None), "optimizer", None) for x in (ours, stock)]
+        torch.testing.assert_close(*(x and x.state_dict()["state"] for x in states), rtol=1e-3, atol=1e-4)
+    if is_discrete(kind):
+        assert ours.exploration_rate == stock.exploration_rate and ours._n_calls == stock._n_calls
+
+
+@pytest.mark.parametrize("kind", [TritonDQN, TritonSAC])
+def test_checkpoints_both_ways_in_mid_training(kind, tmp_path):
+    for model, name in zip(train_both(kind, 60), ("ours", "stock"), strict=True):
+        model.save(tmp_path / name)
+        model.save_replay_buffer(tmp_path / f"{name}.pkl")
+    went_on = []
+    for cls, name in ((kind, "stock"), (STOCK[kind], "ours")):
+        again = cls.load(tmp_path / name, env=make_model(kind).get_env(), device="cpu")
+        again.load_replay_buffer(tmp_path / f"{name}.pkl")
+        again.set_random_seed(3)
+        torch.manual_seed(3)
+        went_on.append(again.learn(40))
+    assert went_on[0].describe_step() == COMPILED
+    compare_models(*went_on, 2e-5)
+
+
+class ChangeThings(BaseCallback):
+    """Changes what gradient steps and acting depend on."""
+
+    def _on_step(self):
+        model, policy = self.model, self.model.policy
+        network = model.q_net if hasattr(model, "q_net") else model.actor
+        optimizer = policy.optimizer if hasattr(model, "q_net") else model.critic.optimizer
+        if self.n_calls == 30:
+            policy.load_state_dict({name: 0.9 * x for name, x in policy.state_dict().items()})
+        if self.n_calls == 40:
+            optimizer.load_state_dict(optimizer.state_dict())
+            model.gamma, optimizer.param_groups[0]["weight_decay"] = 0.5, 0.1
+        if self.n_calls == 50:
+            next(network.parameters()).requires_grad_(False)
+        if self.n_calls == 60:
+            weight = [*network.parameters()][-2]
+            weight.data = 2 * weight.data
+        if self.n_calls == 70:
+            model.tau, model.max_grad_norm = 0.4, 0.01
+            if hasattr(model, "log_ent_coef"):
+                model.log_ent_coef = (model.log_ent_coef.detach() - 1).requires_grad_()
+                model.ent_coef_optimizer = torch.optim.Adam([model.log_ent_coef], lr=0.1)
+        return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_callbacks_may_change_anything(kind):
+    ours, stock = train_both(kind, callback=ChangeThings)
+    assert ours.describe_step() == COMPILED
+    compare_models(ours, stock, 2e-5)
+
+
+@pytest.mark.parametrize("kind", [TritonDQN, TritonTD3])
+def test_nan_goes_where_it_goes_in_stock(kind):
+    ours, stock = train_both(kind, change=lambda model: setattr(model.replay_buffer, "rewards", NotANumber(500)))
+    for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert any(x.isnan().any() for x in ours.policy.parameters())
+
+
+class NotANumber(np.ndarray):
+    """Rewards, one of which is NaN whatever is written."""
+
+    def __new__(cls, count):
+        return np.zeros((count, 1), np.float32).view(cls)
+
+    def __setitem__(self, key, x):
+        super().__setitem__(key, np.nan if key == 50 else x)
+
+
+class Spoil(BaseCallback):
+    """From a step on, one observation in the buffer is NaN."""
+
+    def _on_step(self):
+        if self.n_calls == 60:
+            self.model.replay_buffer.observations[40] = np.nan
+        return True
+
+
+def test_a_gaussian_refuses_nan_at_the_same_step():
+    models, states = [], []
+    for kind in (TritonSAC, SAC):
+        models.append(make_model(kind, gradient_steps=5, train_freq=5))
+        with pytest.raises(ValueError, match="Expected parameter loc"):
+            models[-1].learn(200, callback=Spoil())
+        states.append(torch.get_rng_state())
+    assert models[0].num_timesteps == models[1].num_timesteps and torch.equal(*states)
+    for x, y in zip(*(model.policy.parameters() for model in models), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+
+
+def own_forward(module):
+    module.forward = module.forward
+
+
+def hook(module):
+    module.register_forward_hook(lambda *_: None)
+
+
+ADAM = {"optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"amsgrad": True}}
+REASONS = {
+    "Softplus is none": (lambda model: None, {"policy_kwargs": {"activation_fn": torch.nn.Softplus}}),
+    "a module, parameter or optimizer has hooks": (lambda model: hook(model.q_net.q_net[0]), {}),
+    "a module has hooks": (lambda model: hook(model.q_net), {}),
+    "compiled: a module has hooks": (lambda model: hook(model.q_net_target.features_extractor.flatten), {}),
+    "this QNetwork has its own forward": (lambda model: own_forward(model.q_net), {}),
+    "this FlattenExtractor has its own forward": (lambda model: own_forward(model.q_net.features_extractor), {}),
+    "this Flatten has its own forward": (lambda model: own_forward(model.q_net_target.features_extractor.flatten), {}),
+    "this Linear has its own forward": (lambda model: own_forward(model.q_net_target.q_net[0]), {}),
+    "has its own _learn": (lambda model: setattr(model, "_learn", lambda *_: {}), {}),
+    "OwnStep has its own _step_optimizer": (lambda model: setattr(model, "__class__", OwnStep), {}),
+    "weights; with more": (lambda model: None, {"policy_kwargs": {"net_arch": [500, 500]}}),
+    "Adam with amsgrad": (lambda model: None, {"policy_kwargs": ADAM}),
+}
+
+
+class OwnStep(TritonDQN):
+    """Somebody's way to step."""
+
+    def _step_optimizer(self, optimizer, loss):
+        super()._step_optimizer(optimizer, 2 * loss)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize("reason", REASONS)
+def test_reasons_why_steps_are_not_compiled(reason, learns):
+    """Before learning, and of a model whose steps were compiled."""
+    change, options = REASONS[reason]
+    model = make_model(TritonDQN, **options)
+    model.learn(30 if learns else 1)
+    change(model)
+    sentence = model.describe_step()
+    assert sentence.startswith("updates are accelerated without a graph") and "not compiled: " in sentence
+    assert reason in sentence
+
+
+@pytest.mark.parametrize("name", ["predict", "_predict", "obs_to_tensor", "forward", "q_net.forward"])
+def test_acting_of_users_is_theirs(name):
+    model, calls = make_model(TritonDQN).learn(40), []
+    owner, name = (model.policy.q_net, "forward") if "." in name else (model.policy, name)
+    own = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
+    model.exploration_rate = 0.0
+    model.exploration_schedule = lambda _: 0.0
+    model.learn(30, reset_num_timesteps=False)
+    assert len(calls) >= 10 or (name == "forward" and owner is model.policy)
+
+
+def test_dictionaries_are_left_alone():
+    models = train_both(TritonSAC, 60, env=lambda _: Goal(), policy="MultiInputPolicy")
+    assert "not compiled: observations are a Dict" in models[0].describe_step()
+    compare_models(*models, 2e-5)
+
+
+class Watch(BaseCallback):
+    """Compares actions with those of the policy itself, and changes its parameters between."""
+
+    def _on_step(self):
+        policy, obs = self.model.policy, self.training_env.reset()
+        with torch.no_grad():
+            for x in policy.parameters():
+                x.mul_(1.01)
+        state = torch.get_rng_state()
+        given = [policy.predict(obs, deterministic=True)[0], policy.predict(obs)[0], policy.predict(obs[0])[0]]
+        torch.set_rng_state(state)
+        own = type(policy).predict
+        expected = [own(policy, obs, deterministic=True)[0], own(policy, obs)[0], own(policy, obs[0])[0]]
+        for x, y in zip(given, expected, strict=True):
+            assert x.shape == y.shape and x.dtype == y.dtype
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+        Watch.is_compiled = "predict" in vars(policy)
+        return True
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [1, 200])
+def test_acting_is_that_of_the_policy(kind, count):
+    model = make_model(kind, env=lambda name: make_vec_env(name, count, seed=0)).learn(30 + 2 * count)
+    model.learn(3 * count, callback=Watch(), reset_num_timesteps=False)
+    assert Watch.is_compiled and "predict" not in vars(model.policy)
+
+
+@pytest.mark.parametrize("kind", [TritonDQN, TritonSAC])
+def test_a_model_that_is_forgotten_is_freed(kind):
+    model = make_model(kind).learn(60)
+    optimizer = model.policy.optimizer if is_discrete(kind) else model.actor.optimizer
+    kept = [weakref.ref(x) for x in (model.policy, optimizer)]
+    del model, optimizer
+    gc.collect()
+    assert [x() for x in kept] == [None, None]

@@ -1,0 +1,282 @@
+"""Compiled gradient steps of DQN, SAC and TD3 against the same in PyTorch, in float64."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import huber_loss, mse_loss
+from torch.optim import SGD, Adam, AdamW
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions
+
+FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6
+"""A minibatch has more samples than a tile."""
+OPTIONS = {
+    "dqn": {"huber_delta": 0.7, "max_grad_norm": 0.05},
+    "squared": {"critic_coef": 2.0},
+    "td3": {"critic_coef": 2.0, "tau": 0.3, "updates_actor": [False, True] * 3, "updates_targets": [False, True] * 3},
+    "sac": {"tau": 0.1, "target_entropy": -2.0, "updates_targets": [True, False, False] * 2},
+    "fixed": {"entropy_coef": 0.3, "tau": 0.1, "updates_targets": [True] * 6, "max_grad_norm": 0.1},
+}
+
+
+def make_network(inputs, outputs, *last):
+    return nn.Sequential(nn.Linear(inputs, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, outputs), *last)
+
+
+class Agent(nn.Module):
+    """Networks of a kind of agent, in float32 or float64."""
+
+    def __init__(self, kind, make=Adam):
+        super().__init__()
+        self.kind, self.has_actor = kind, kind in ("td3", "sac", "fixed")
+        inputs, count = (FEATURES + ACTIONS, 2) if self.has_actor else (FEATURES, 1)
+        self.critics = nn.ModuleList(make_network(inputs, 1 if self.has_actor else 4) for _ in range(count))
+        self.targets = copy.deepcopy(self.critics)
+        self.trunk = nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU()) if kind != "td3" else make_network(FEATURES, 7)
+        self.means, self.log_stds = nn.Linear(7, ACTIONS), nn.Linear(7, ACTIONS)
+        nn.init.constant_(self.log_stds.bias, -2.0)  # float32 has little of 1 - action² where actions saturate
+        self.actor = [nn.Sequential(self.trunk, self.means, nn.Tanh() if kind == "td3" else nn.Identity())]
+        self.actor += [] if kind == "td3" else [nn.Sequential(self.trunk, self.log_stds)]
+        self.actor_target = copy.deepcopy(self.actor[0])
+        self.log_coef = nn.Parameter(torch.tensor([-0.4]))
+        self.optimizer = make(self.critics.parameters(), lr=1e-2)
+        learned = [x for part in self.actor for x in part.parameters()]
+        self.actor_optimizer = make(list(dict.fromkeys(learned)), lr=3e-3)
+        self.coef_optimizer = make([self.log_coef], lr=1e-2)
+
+    def compiled(self):
+        own = {"actor": self.actor, "actor_optimizer": self.actor_optimizer} if self.has_actor else {}
+        own |= {"actor_target": self.actor_target} if self.kind == "td3" else {}
+        if self.kind == "sac":
+            own |= {"log_entropy_coef": self.log_coef, "entropy_optimizer": self.coef_optimizer}
+        return CompiledValueUpdate(self.critics, self.targets, self.optimizer, **own)
+
+    def act(self, observations, noise):
+        if self.kind == "td3":
+            return self.actor[0](observations), 0.0
+        mean, log_std = (part(observations) for part in self.actor)
+        policy = torch.distributions.Normal(mean, log_std.clamp(-20, 2).exp())
+        drawn = mean + policy.scale * noise
+        actions = drawn.tanh()
+        return actions, (policy.log_prob(drawn) - (1 - actions**2 + 1e-6).log()).sum(1)
+
+    def value(self, critics, observations, actions):
+        inputs = torch.cat([observations, actions], 1) if self.has_actor else observations
+        return [x(inputs) for x in critics]
+
+    def step_slowly(self, optimizer, loss, bound):
+        optimizer.zero_grad()
+        loss.backward()
+        if bound is not None:
+            nn.utils.clip_grad_norm_([x for group in optimizer.param_groups for x in group["params"]], bound)
+        optimizer.step()
+
+    def learn_slowly(self, batch, learns=True, follows=False, **numbers):
+        coef = self.log_coef.detach().exp() if self.kind == "sac" else numbers.get("entropy_coef", 0.0)
+        bound, tau = numbers.get("max_grad_norm"), numbers.get("tau", 0)
+        with torch.no_grad():
+            if self.kind == "td3":
+                actions, log_probs = (self.actor_target(batch.next_observations) + batch.next_noise).clamp(-1, 1), 0.0
+            else:
+                actions, log_probs = self.act(batch.next_observations, batch.next_noise) if self.has_actor else (0, 0.0)
+            values = self.value(self.targets, batch.next_observations, actions)
+            best = torch.stack([x.max(1)[0] for x in values]).min(0)[0] - coef * log_probs
+            targets = batch.rewards + batch.discounts * best
+        chosen = torch.zeros(len(targets), 1, dtype=torch.int64) if self.has_actor else batch.actions.long()
+        values = [x.gather(1, chosen)[:, 0] for x in self.value(self.critics, batch.observations, batch.actions)]
+        delta = numbers.get("huber_delta")
+        losses = [mse_loss(x, targets) / 2 if delta is None else huber_loss(x, targets, delta=delta) for x in values]
+        critic_loss = numbers.get("critic_coef", 1.0) * sum(losses)
+        self.step_slowly(self.optimizer, critic_loss, bound)
+        statistics = [critic_loss.item(), math.nan, float(coef), math.nan]
+        if self.has_actor and learns:
+            actions, log_probs = self.act(batch.observations, batch.noise)
+            values = torch.cat(self.value(self.critics, batch.observations, actions), 1)
+            least = values[:, 0] if self.kind == "td3" else values.min(1)[0]
+            loss = (coef * log_probs - least).mean()
+            statistics[1] = loss.item()
+            self.step_slowly(self.actor_optimizer, loss, bound)
+            if self.kind == "sac":
+                loss = -(self.log_coef * (log_probs + numbers["target_entropy"]).detach()).mean()
+                statistics[3] = loss.item()
+                self.step_slowly(self.coef_optimizer, loss, bound)
+        pairs = [(self.critics, self.targets)] + [(self.actor[0], self.actor_target)] * (self.kind == "td3")
+        with torch.no_grad():
+            for x, y in (both for pair in pairs for both in zip(*(part.parameters() for part in pair), strict=True)):
+                y.copy_((1 - tau) * y + tau * x if follows else y)
+        return statistics
+
+
+def make_transitions(kind, count=SIZE * STEPS):
+    has_actor = kind not in ("dqn", "squared")
+    actions = torch.rand(count, ACTIONS) * 2 - 1 if has_actor else torch.randint(4, (count, 1))
+    noise = [torch.randn(count, ACTIONS) for _ in range(2)]
+    return Transitions(
+        torch.randn(count, FEATURES),
+        actions,
+        torch.randn(count, FEATURES),
+        torch.randn(count),
+        torch.where(torch.rand(count) < 0.2, 0.0, 0.9),
+        noise[0] if kind in ("sac", "fixed") else None,
+        noise[1] if has_actor else None,
+    )
+
+
+def learn_both(kind, make=Adam, **options):
+    """Compiled, and in float64."""
+    torch.manual_seed(0)
+    agent = Agent(kind, make)
+    exact, batches = copy.deepcopy(agent), make_transitions(kind)
+    exact.double()
+    options = OPTIONS[kind] | options
+    results = agent.compiled().run(batches, SIZE, **options)
+    each = {name: options.pop(f"updates_{name}", [name == "actor"] * STEPS) for name in ("actor", "targets")}
+    expected = []
+    for i in range(STEPS):
+        rows = [None if x is None else x[i * SIZE : (i + 1) * SIZE] for x in batches]
+        part = Transitions(*(None if x is None else x.double() for x in rows))
+        expected.append(exact.learn_slowly(part, each["actor"][i], each["targets"][i], **options))
+    return agent, exact, results, torch.tensor(expected, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("make", [Adam, AdamW, SGD])
+@pytest.mark.parametrize("kind", OPTIONS)
+def test_gradient_steps(kind, make):
+    agent, exact, results, expected = learn_both(kind, make)
+    assert results.shape == (STEPS, len(VALUE_STATISTICS)) and not results[:, -1].any()
+    torch.testing.assert_close(results[:, :-1], expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+    for (name, x), y in zip(agent.named_parameters(), exact.parameters(), strict=True):
+        torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def replace_memory(agent):
+    agent.critics[0][0].weight.data = agent.critics[0][0].weight.data.clone()
+
+
+def replace_states(agent):
+    agent.optimizer.load_state_dict(copy.deepcopy(agent.optimizer.state_dict()))
+
+
+def freeze(agent):
+    agent.critics[0][0].weight.requires_grad_(False)
+
+
+def decay(agent):
+    agent.optimizer.param_groups[0]["weight_decay"] = 0.5
+
+
+def change_rate(agent):
+    agent.optimizer.param_groups[0]["lr"] *= 3
+
+
+def replace_equal_states(agent):
+    """Of one number each, which is equal to the one before."""
+    agent.coef_optimizer.load_state_dict(copy.deepcopy(agent.coef_optimizer.state_dict()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [replace_memory, replace_states, replace_equal_states, freeze, decay, change_rate],
+    ids=lambda x: x.__name__,
+)
+def test_what_changes_between_runs_counts(change):
+    """Of an update that was asked often enough to be known, as of a new one."""
+    torch.manual_seed(0)
+    kind = "sac" if change is replace_equal_states else "dqn"
+    agent, batches = Agent(kind), make_transitions(kind)
+    update = agent.compiled()
+    for _ in range(4):
+        update.run(batches, SIZE)
+    change(agent)
+    other = copy.deepcopy(agent)
+    update.run(batches, SIZE)
+    other.compiled().run(batches, SIZE)
+    torch.testing.assert_close([*agent.parameters()], [*other.parameters()], rtol=0, atol=0)
+    for name in ("optimizer", "coef_optimizer"):
+        states = (getattr(x, name).state_dict()["state"] for x in (agent, other))
+        torch.testing.assert_close(*states, rtol=0, atol=0)
+
+
+def test_hooks_of_all_optimizers_are_seen_between_runs():
+    agent, batches = Agent("dqn"), make_transitions("dqn")
+    update = agent.compiled()
+    for _ in range(4):
+        update.run(batches, SIZE)
+    handle = register_optimizer_step_pre_hook(lambda *_: None)
+    try:
+        with pytest.raises(ValueError, match="this CompiledValueUpdate is not compiled: .* has hooks"):
+            update.run(batches, SIZE)
+    finally:
+        handle.remove()
+
+
+def test_asking_makes_no_states():
+    agent = Agent("sac")
+    assert agent.compiled().find_obstacle() == "" and not agent.optimizer.state
+    agent.compiled().run(make_transitions("sac"), SIZE)
+    assert len(agent.optimizer.state) == len([*agent.critics.parameters()])
+
+
+@pytest.mark.parametrize("name", ["observations", "next_observations", "actions"])
+def test_a_step_that_is_refused_changes_nothing(name):
+    """The steps before it are made."""
+    kind = "dqn" if name == "actions" else "sac"
+    agent, batches = Agent(kind), make_transitions(kind)
+    getattr(batches, name)[2 * SIZE + 140] = 4 if name == "actions" else math.nan
+    other = copy.deepcopy(agent)
+    results = agent.compiled().run(batches, SIZE, **OPTIONS[kind])
+    first = Transitions(*(None if x is None else x[: 2 * SIZE] for x in batches))
+    options = OPTIONS[kind] | ({"updates_targets": OPTIONS[kind]["updates_targets"][:2]} if kind == "sac" else {})
+    other.compiled().run(first, SIZE, **options)
+    assert results[:, -1].tolist() == [0, 0, 1]
+    for x, y in zip(agent.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [1, 200])
+def test_networks_act(count):
+    network, features = make_network(FEATURES, 4), torch.randn(count, FEATURES)
+    both = CompiledNetwork(network, network[:4])
+    expected = torch.cat([network(features), network[:4](features)], 1).detach()
+    for _ in range(3):
+        torch.testing.assert_close(torch.from_numpy(both(features.numpy())), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match=r"features: got shape .1, 2., expected .num_samples, 3."):
+        both(features.numpy()[:1, :2])
+
+
+WRONG = {
+    "batch_size: got 7, expected a divisor of 900": {"batch_size": 7},
+    "tau: got .*nan.*, expected finite": {"tau": math.nan},
+    "expected 6 values": {"updates_actor": [True]},
+    "next_noise: got None": {"next_noise": None},
+    r"rewards: got shape .900, 1., expected .900,.": {"rewards": torch.zeros(SIZE * STEPS, 1)},
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_arguments_are_checked(message):
+    options = dict(WRONG[message])
+    fields = {name: options.pop(name) for name in list(options) if name in Transitions._fields}
+    batches = make_transitions("sac")._replace(**fields)
+    with pytest.raises(ValueError, match=message):
+        Agent("sac").compiled().run(batches, options.pop("batch_size", SIZE), **options)
+
+
+def test_networks_that_do_not_fit_are_refused():
+    agent = Agent("td3")
+    given = {"actor": agent.actor, "actor_optimizer": agent.actor_optimizer}
+    with pytest.raises(ValueError, match="actor_optimizer: got NoneType, expected one just for what is learned"):
+        CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, actor=agent.actor)
+    update = CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, **given)
+    assert update.find_obstacle() == "an actor that returns actions has a target, and no other has"
+    other = [make_network(FEATURES, 1) for _ in range(2)]
+    given["actor_target"] = agent.actor_target
+    update = CompiledValueUpdate(agent.critics, other, agent.optimizer, **given)
+    assert update.find_obstacle() == "targets are other networks than what they follow"
+    optimizer = Adam([x for network in other for x in network.parameters()])
+    update = CompiledValueUpdate(other, copy.deepcopy(other), optimizer, **given)
+    assert update.find_obstacle() == "the networks take other features"

@@ -100,14 +100,17 @@ class CountedUpdates:
         self.sizes: list[int] = []
         self.milliseconds: list[float] = []
         self.replayed: list[bool] = []
-        self.learner, self.update, self.device = learner, learner._update, device
-        learner._update = self.run_update
+        self.learner, self.device = learner, device
+        is_ours = hasattr(learner, "triton_update")
+        owner, name = (learner.triton_update, "make_step") if is_ours else (learner, "_update")
+        self.update = getattr(owner, name)
+        setattr(owner, name, self.run_update)
 
-    def run_update(self, batch: dict[str, Any]) -> Any:
+    def run_update(self, batch: dict[str, Any], *args: Any) -> Any:
         """Update, and wait for the device."""
         before = self.list_graphs()
         started = time.perf_counter()
-        found = self.update(batch)
+        found = self.update(batch, *args)
         wait_for(self.device)
         self.milliseconds.append(1e3 * (time.perf_counter() - started))
         self.sizes.append(sum(len(columns["obs"]) for columns in batch.values()))

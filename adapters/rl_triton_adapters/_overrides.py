@@ -60,12 +60,12 @@ def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tup
     return reach(functions, things, packages)[1]
 
 
-def reach(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> tuple[Reach, str]:
+def reach(functions: Iterable[Any], things: Iterable[Any], packages: Any, closed: Any = ()) -> tuple[Reach, str]:
     """As `find_replaced`, with all that was looked at: another object, as soon as any of it is another one."""
     kinds = dict.fromkeys(x if isinstance(x, type) else type(x) for x in things)
-    known, why = REACHED.get(key := (packages, *functions, *kinds), (None, ""))
+    known, why = REACHED.get(key := (packages, closed, *functions, *kinds), (None, ""))
     if known is None or not known.holds():
-        known = Reach(functions, kinds, packages, LIBRARIES)
+        known = Reach(functions, kinds, packages, LIBRARIES, closed)
         found = ((name, key, x) for name, _, own in known.places.values() for key, x in own.items())
         why = next(filter(None, (describe_foreign(*x, {*packages, *LIBRARIES}) for x in found)), "")
         known.places.clear()
@@ -99,6 +99,7 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
     """What is said of a method of one of these names, or of an operator, that an object has and no library wrote."""
     kind: Any = thing if isinstance(thing, type) else type(thing)
     own = getattr(thing, "__dict__", {}) if kind is not thing else {}
+    kind = getattr(kind, "__ray_actor_class__", kind)  # Ray wraps all methods of its actors
     for name, x in ((name, own[name]) for name in own.keys() & names):
         if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((__package__,), x):
             return f"this {kind.__name__} has its own {name}{locate(x)}"

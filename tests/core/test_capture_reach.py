@@ -1,5 +1,6 @@
 """What code can run is found by the names in it."""
 
+import importlib
 from functools import partial
 
 import pytest
@@ -57,6 +58,19 @@ def test_a_foreign_function_is_said(own):
     assert describe_foreign("torch.nn.functional", "relu", own, {"torch", "functools"}).startswith("torch.nn.")
 
 
+def test_a_partial_function_that_a_library_makes(tmp_path, monkeypatch):
+    """It is known by its name in the source, and by being the one there."""
+    (tmp_path / "made_here.py").write_text(
+        "from functools import partial\ndef cut(x, n): ...\nhalve = partial(cut, n=2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    made, known = importlib.import_module("made_here"), {"made_here", "functools"}
+    assert describe_foreign("elsewhere", "halve", made.halve, known) == ""
+    assert describe_foreign("elsewhere", "halve", partial(made.cut, n=3), known)
+    made.cut = partial(made.cut, n=3)
+    assert describe_foreign("made_here", "cut", made.cut, known)
+
+
 class Learner:
     def step(self):
         return self.measure() + self.offset
@@ -70,3 +84,20 @@ def test_what_methods_read():
     read = [list_read(Learner, (Learner.step,), (__name__,), without) for without in ((), ("measure",))]
     assert "scale" in read[0] and "scale" not in read[1] and {"measure", "offset"} <= {*read[1]}
     assert "scale" not in list_read(Learner, (Learner.step,), ("torch",))
+
+
+class Closed:
+    def begin(self):
+        return self.go_on()
+
+    def go_on(self):
+        return self.further()
+
+
+def test_methods_of_closed_classes():
+    """They are known, and not followed."""
+    reach, other = (
+        Reach([Closed.begin], kinds, (__name__,), (), closed) for kinds, closed in (([], [Closed]), ([Closed], []))
+    )
+    assert {"begin", "go_on"} <= {key for _, _, own in reach.places.values() for key in own}
+    assert "further" in other.names and "further" not in reach.names

@@ -17,14 +17,12 @@ from ray.rllib.core.models.torch.primitives import TorchMLP
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor, nn
 
-from rl_triton_adapters._overrides import find_override, has_hooks, list_modules
+from rl_triton_adapters._overrides import find_own, has_hooks, list_modules, list_stock
 from rl_triton_adapters.rllib.loss import FusedLoss
 from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
-FORWARD = ("forward", "_forward", "forward_train", "_forward_train", "compute_values", "_run_forward_pass")
-"""What calls of modules go through."""
-PACKAGES = ("ray.rllib.core", "ray.rllib.algorithms", "ray.rllib.utils", "torch")
+PACKAGES = ("ray",)
 PARTS = TorchMLPEncoder, TorchMLPHead, TorchFreeLogStdMLPHead
 SLOTS = Columns.OBS, Columns.ACTIONS, Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS, Columns.ACTION_LOGP
 """The first columns of a rollout."""
@@ -34,7 +32,8 @@ def find_compiled(learner: Any, loss: Any, names: Iterable[str]) -> tuple[dict[s
     """The compiled updates of modules by name, and why there are none."""
     modules = {name: learner.module[name].unwrapped() for name in names}
     parameters = [id(x) for module in modules.values() for x in module.parameters()]
-    reason = find_override(learner.module, FORWARD, PACKAGES) or find_reason(
+    stock = list_stock(type(learner.module), "forward_train", PACKAGES)
+    reason = find_own([learner.module], stock, PACKAGES) or find_reason(
         {
             f"it is on {learner._device.type}": learner._device.type != "cpu",
             "the loss is not that of PPO": type(loss) is not FusedLoss,
@@ -60,7 +59,8 @@ def find_unknown(learner: Any, name: str, module: Any) -> str:
     if not isinstance(module, DefaultPPOTorchRLModule) or type(module.encoder) is not TorchActorCriticEncoder:
         return f"{kind} is not RLlib's module of PPO"
     wrong = [type(x).__name__ for x in list_networks(module) if type(x) not in PARTS or type(x.net) is not TorchMLP]
-    return next(filter(None, (find_override(x, FORWARD, PACKAGES) for x in parts)), "") or find_reason(
+    called = DefaultPPOTorchRLModule._forward_train, DefaultPPOTorchRLModule.compute_values
+    return find_own(parts, called, PACKAGES) or find_reason(
         {
             f"{kind} has a {''.join(wrong[:1])}": wrong,
             "a module has hooks": any(map(has_hooks, parts)),

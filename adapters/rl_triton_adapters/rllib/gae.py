@@ -15,7 +15,7 @@ from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override, find_replaced
+from rl_triton_adapters._overrides import find_replaced
 from rl_triton_adapters._switch import find_off_switch
 from rl_triton_core import compute_gae, normalize_advantages, warm_up
 
@@ -100,8 +100,7 @@ STANDARDISED: dict[str, Any] = {"correction": 0, "epsilon": 1e-4, "epsilon_mode"
 
 def find_own_estimator() -> str:
     """What of RLlib's piece, or of what it calls, is not RLlib's; empty if all is."""
-    call = vars(GeneralAdvantageEstimation)["__call__"]
-    return find_override(GeneralAdvantageEstimation, ["__call__"], ("ray",)) or find_replaced([call], (), ("ray",))
+    return find_replaced([GeneralAdvantageEstimation.__call__], [GeneralAdvantageEstimation], ("ray",))
 
 
 @contextmanager

@@ -22,11 +22,12 @@ from ray.rllib.utils.metrics import ALL_MODULES
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
+from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.rllib.check import check_ray, read_flags
 from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
 from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces, warm_up_gae
 from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
-from rl_triton_adapters.rllib.update import LOSS, LOSSES, Update, clip_gradients_at_once, find_own_method, logger
+from rl_triton_adapters.rllib.update import Update, clip_gradients_at_once, find_own_of, find_replaced_of, logger
 from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace, warm_up_vtrace
 from rl_triton_core.capture import hold_captures, use_capture_stream
 
@@ -67,10 +68,8 @@ class TritonLearner(TorchLearner):
         super().__init__(**kwargs)
         self._flags = flags = read_flags(self.config.learner_config_dict)
         self.uses_triton = self._is_described = self._used_estimator = False
-        self._stock_loss = super().compute_loss_for_module
-        loss, is_wanted = None, flags.rl_triton and flags.rl_triton_update
-        if is_wanted and self.loss_class and not find_own_method(self, LOSS, behind=TritonLearner):
-            loss = self.loss_class(self, flags.rl_triton_backend)
+        is_wanted = flags.rl_triton and flags.rl_triton_update
+        loss = self.loss_class(self, flags.rl_triton_backend) if is_wanted and self.loss_class else None
         self.triton_update = Update(self, is_wanted, loss)
 
     def build(self) -> None:
@@ -107,6 +106,15 @@ class TritonLearner(TorchLearner):
             logger.info("%s", self.describe())
             self._is_described = True
 
+    @property
+    def _stock_loss(self) -> Any:
+        """The loss behind ours."""
+        return super().compute_loss_for_module
+
+    def _find_own_loss(self) -> str:
+        """Whether the loss behind ours is somebody's own, and where; else nothing."""
+        return find_override(self, ["compute_loss_for_module"], ("ray.rllib.algorithms",), behind=TritonLearner)
+
     def _name_backend(self) -> str:
         return f"rl_triton_core, backend {self._flags.rl_triton_backend or 'that of the device'}"
 
@@ -130,8 +138,8 @@ class TritonLearner(TorchLearner):
             return self.triton_update.make_step(batch, super()._update)
 
     def _get_clip_function(self) -> Any:
-        clip = super()._get_clip_function()
-        return clip_gradients_at_once if self.triton_update.is_wanted and clip is clip_gradients else clip
+        clip, is_ours = super()._get_clip_function(), self.triton_update.is_wanted and not self.triton_update.replaced
+        return clip_gradients_at_once if is_ours and clip is clip_gradients else clip
 
     def _use_capture_stream(self) -> AbstractContextManager[None]:
         """Where the modules of several learners are made, so that their gradients can be averaged in a graph."""
@@ -215,13 +223,9 @@ class TritonVTraceLearner(TritonLearner):
     has_varying_batches = True
     _error: BaseException | None = None
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if self._flags.rl_triton and not find_own_method(self, LOSS, behind=TritonLearner):
-            self._stock_loss = replace_vtrace(self._stock_loss, self.compute_vtrace)
-
     def build(self) -> None:
         """Build the learner, with arguments and errors of ours. Its thread outlives an error in an update."""
+        assert self._stock_loss is not None  # it has a V-Trace to replace
         super().build()
         if self.uses_triton:
             self._learner_thread._update_method = TritonVTraceLearner._update_in_thread
@@ -242,11 +246,17 @@ class TritonVTraceLearner(TritonLearner):
             raise error
         return results
 
+    @property
+    def _stock_loss(self) -> Any:
+        """The loss behind ours, with our V-Trace in the place of RLlib's."""
+        own = self._find_own_loss() or find_replaced_of(self, "compute_loss_for_module")[1]
+        is_ours, stock = self._flags.rl_triton and not own, super()._stock_loss
+        return replace_vtrace(stock, self.compute_vtrace) if is_ours else stock
+
     def _describe_estimator(self) -> str:
-        own, who = find_own_method(self, LOSSES), self._name_backend() if self.uses_triton else "RLlib"
-        if own.startswith("ray."):  # a function that was replaced
-            return f"V-Trace with {own}"
-        return f"V-Trace with {who}" + f", where {own} asks for it" * bool(own)
+        own, replaced = find_own_of(self, "compute_losses"), find_replaced_of(self, "compute_loss_for_module")[1]
+        who = replaced or (self._name_backend() if self.uses_triton else "RLlib")
+        return f"V-Trace with {who}" + f", where it is asked for: {own}" * bool(own)
 
     def _warm_up(self, module: Any) -> None:
         num_slots = self.config.minibatch_size or self.config.train_batch_size_per_learner

@@ -24,14 +24,13 @@ from ray.rllib.evaluation.postprocessing import Postprocessing
 from ray.rllib.utils.torch_utils import explained_variance
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_core.losses import Gaussian, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 MAX_IMPORTANCE = 2.0
 """Where RLlib's loss of APPO clips μ/π_target."""
-METHODS = ("__init__", "_get_torch_distribution", "from_logits", "logp", "entropy", "kl")
-"""What RLlib's losses call of a distribution."""
+DISTRIBUTIONS = TorchDiagGaussian, TorchCategorical, TorchMultiCategorical
+"""Of actions, whose loss is computed in one pass."""
 LOG_IMPORTANCE = "log_importance"
 """The column log min(μ/π_target, 2) of APPO's loss, beside those of PPO."""
 
@@ -76,12 +75,13 @@ class FusedLoss:
     def __init__(self, learner: Any, backend: str | None) -> None:
         self.learner, self.backend = learner, backend
         self.heads: dict[Any, Head | None] = {}  # those found in an update, since they may change between two
+        self.obstacle = ""  # why there is none
 
     def find_head(self, module_id: str) -> Head | None:
         """The head of a module, if its loss is computed in one pass."""
         module = self.learner.module[module_id].unwrapped()
         if module not in self.heads:
-            self.heads[module] = describe_head(module)
+            self.heads[module] = None if self.obstacle else describe_head(module)
         return self.heads[module]
 
     def compute(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
@@ -255,8 +255,6 @@ def as_coefficient(x: Any) -> Any:
 def describe_head(module: Any) -> Head | None:
     """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
     space, kinds = module.action_space, set(find_distributions(module))
-    if any(find_override(kind, METHODS, ("ray", "torch")) for kind in (*kinds, TorchCategorical)):
-        return None
     if isinstance(space, Box) and len(space.shape) == 1 and kinds == {TorchDiagGaussian}:
         return Head()
     if isinstance(space, Discrete) and kinds == {TorchCategorical}:

@@ -17,7 +17,8 @@ from torch import Tensor
 def can_slice_minibatches(iterator: Any) -> bool:
     """Whether an iterator's minibatches are rows of tensors, of modules without a state."""
     return type(iterator) is MiniBatchCyclicIterator and all(
-        len(batch) > 0
+        type(batch) is SampleBatch
+        and len(batch) > 0
         and SampleBatch.SEQ_LENS not in batch
         and all(isinstance(x, Tensor) and x.shape[:1] == (len(batch),) for x in tree.flatten(dict(batch)))
         for batch in iterator._batch.policy_batches.values()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import lru_cache, partial
 from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
@@ -16,33 +16,27 @@ from typing import Any
 import torch
 from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
-from rl_triton_adapters._overrides import find_replaced
-from rl_triton_adapters.rllib.compiled import find_compiled, run_compiled
-from rl_triton_adapters.rllib.loss import FusedLoss, find_distributions, name_distribution
+from rl_triton_adapters._overrides import describe_own, find_own, list_modules, list_stock, reach
+from rl_triton_adapters.rllib.compiled import PACKAGES, find_compiled, run_compiled
+from rl_triton_adapters.rllib.loss import DISTRIBUTIONS, FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
-from rl_triton_core.capture import CapturedStep, is_input, is_written_in, list_functions
+from rl_triton_core.capture import CapturedStep, Reach, is_input, list_called, list_names
 from rl_triton_core.compiled import CompiledUpdate
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
-UPDATE = ("_update", "_uncompiled_update")
-"""What makes a step. A learner with one of its own makes its own steps."""
-LOSS = ("compute_loss_for_module",)
-LOSSES = ("compute_losses", *LOSS)
-APPLY = ("apply_gradients", "get_optimizer", "get_optimizers_for_module", "filter_param_dict_for_optimizer")
-STEP = (*LOSSES, "compute_gradients", "postprocess_gradients", "postprocess_gradients_for_module", *APPLY)
-"""What a step calls. A learner with one of its own may do there what no graph can repeat."""
-CHECK, ITERATOR = ("_compute_off_policyness",), ("_create_iterator_if_necessary",)
-LOGS = ("_log_metrics", "_log_steps_trained_metrics", "_get_clip_function", *CHECK, *ITERATOR)
-"""What RLlib has for every minibatch besides, and a compiled update does not."""
-PACKAGES = ("ray", "rl_triton_adapters", "rl_triton_core")
-"""Where the methods come from that are not the user's."""
+BEHIND = MetricsLogger.log_value, MetricsLogger.log_dict, MiniBatchCyclicIterator.__iter__, clip_gradients
+"""What ours are in the place of, besides methods of learners."""
+KINDS = MiniBatchCyclicIterator, SampleBatch, MultiAgentBatch, *DISTRIBUTIONS
+"""Whose methods are called there."""
 PLAIN = bool, int, float, str, type(None)
 """What a step may read of a configuration; where it changes, steps are captured again."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
@@ -63,62 +57,70 @@ class Update:
         self.captured = CapturedUpdate(self.make_captured_step, max_graphs=learner.max_graphs)
         self.num_not_finite = torch.zeros(())
         self.last_batch: dict[str, Any] = {}
-        self.own: list[Any] = []
-        """Methods that were set on the learner itself, and the losses' heads."""
         self.is_stock_apply = self.logs_every_batch = False
-        self.own_iterator = ""
-        """What may change minibatches and settings before each step."""
+        self.known: Any = None
+        self.replaced = self.own_iterator = ""
+        """What of all that RLlib's update runs is somebody's own, and what may change settings before each step."""
 
-    def find_step(self) -> CapturedStep:
-        """The step of the modules and optimizers as they are now; it says why it is not captured."""
+    def find_step(self, again: bool = False) -> CapturedStep:
+        """The step of the modules and optimizers as they are now; it says why it is not captured.
+
+        Methods, functions of libraries, distributions of actions and numbers are looked at again if that is asked for.
+        """
         learner, update = self.learner, self.captured
         modules = [x for _, x in learner.module.items() if isinstance(x, nn.Module)]
         optimizers = list(learner._named_optimizers.values())
-        own: list[Any] = [name for name in (*STEP, *CHECK) if name in vars(learner)]
-        own += [self.loss.find_head(name) for name, _ in learner.module.items()] if self.loss else []
-        if not update.is_of(modules, optimizers) or own != self.own:  # else nothing else has changed
-            self.own = own
-            self.num_not_finite = torch.zeros((), device=learner._device)
+        if again or not update.is_of(modules, optimizers):
+            self.num_not_finite = self.num_not_finite.to(learner._device)
+            self.find_replaced(modules, optimizers)
             stock, obstacle = self.find_obstacles()
             update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
+            configs = [vars(learner.config.get_config_for_module(name)) for name, _ in learner.module.items()]
+            update.keep_settings([self.known, *(x for own in configs for x in own.values() if isinstance(x, PLAIN))])
         assert update.step is not None
         return update.step
 
-    def forget_heads(self) -> None:
-        """Look at distributions of actions again, which may have been changed since."""
+    def find_replaced(self, modules: list[nn.Module], optimizers: list[Any]) -> None:
+        """Find out what of libraries, of RLlib's minibatches and of its loss is somebody's own."""
+        learner, parts = self.learner, [part for x in modules for part in list_modules(x)]
+        metrics = learner.metrics.metrics if isinstance(learner.metrics, LateMetrics) else learner.metrics
+        logs = [metrics, *metrics.stats_cls_lookup.values()]
+        things = [learner.module, *parts, *optimizers, *KINDS, *logs]
+        self.known, replaced = find_replaced_of(learner, "_update", functions=BEHIND, things=things)
+        self.replaced = replaced or find_own(logs, BEHIND, PACKAGES)
+        self.own_iterator = describe_own(learner, {"_create_iterator_if_necessary"}, PACKAGES)
         if self.loss is not None:
-            self.loss.heads = {}
-
-    def keep_settings(self) -> None:
-        """Capture again where a number of the configuration, or of a module's, is another than before."""
-        configs = [self.learner.config.get_config_for_module(name) for name, _ in self.learner.module.items()]
-        self.captured.keep_settings([x for each in configs for x in vars(each).values() if isinstance(x, PLAIN)])
+            self.loss.heads, self.loss.obstacle = {}, self.replaced or learner._find_own_loss()
 
     def find_compiled(self, names: Iterable[str] | None = None) -> tuple[dict[str, CompiledUpdate], str]:
         """The compiled updates of some modules, or of all with optimizers, and why there are none beside captures."""
         if not self.find_step().reason:
             return {}, ""
-        clip = "" if self.learner._get_clip_function() is clip_gradients_at_once else "clip_gradients is not RLlib's"
-        reason = self.captured.stock or self.captured.obstacle or find_own_method(self.learner, LOGS) or clip
-        optimizers = self.learner._module_optimizers  # in which RLlib leaves empty lists
+        learner, optimizers = self.learner, self.learner._module_optimizers  # in which RLlib leaves empty lists
+        clip = "" if learner._get_clip_function() is clip_gradients_at_once else "clip_gradients is not RLlib's"
+        skipped = "_uncompiled_update", "_log_metrics", "_log_steps_trained_metrics", "_set_slicing_by_batch_id"
+        own = find_own_of(learner, *skipped) or find_replaced_of(learner, *skipped)[1] or self.own_iterator
+        reason = self.captured.stock or self.captured.obstacle or own or clip
         names = filter(optimizers.get, optimizers) if names is None else names
         return ({}, reason) if reason else find_compiled(self.learner, self.loss, names)
 
     def find_obstacles(self) -> tuple[str, str]:
         """Why steps are RLlib's own, and why they are not captured, besides what `CapturedStep` says."""
         learner, modules = self.learner, [*self.learner.module.items()]
-        own_update, own_step, own_apply = (find_own_method(learner, names) for names in (UPDATE, STEP, APPLY))
+        ours = Update.make_step, Update.update_modules, Update.apply_gradients
+        own_update = self.replaced or find_own_of(learner, "_update", ours=ours)
+        own_step = find_own_of(learner, "_uncompiled_update", ours=(Update.iterate,))
         scaled, scheduled = learner._grad_scalers is not None, learner._lr_scheduler_classes is not None
         actors = [(name, x.unwrapped()) for name, x in modules if find_distributions(x.unwrapped())]
         reasons_for_stock = {
             "switched off": not self.is_wanted,
-            f"{own_update} is not RLlib's": own_update,
+            own_update: own_update,
             "the update is compiled": learner._torch_compile_complete_update,
             "several learners have batches of different shapes": learner.has_varying_batches
             and learner.config.num_learners > 1,
         }
         obstacles = {
-            f"{own_step} is not RLlib's": own_step,
+            own_step: own_step,
             "modules are compiled": learner._torch_compile_forward_train,
             "gradients are scaled": scaled,
             "learning rates have schedulers of PyTorch": scheduled,
@@ -126,15 +128,14 @@ class Update:
             "a module has a loss of its own": any(isinstance(x.unwrapped(), SelfSupervisedLossAPI) for _, x in modules),
             "the loss is RLlib's": self.loss and any(self.loss.find_head(name) is None for name, _ in actors),
         }
-        self.is_stock_apply = scaled or scheduled or bool(own_apply)
-        self.logs_every_batch = bool(find_own_method(learner, CHECK))
+        self.is_stock_apply = scaled or scheduled or bool(find_own_of(learner, "apply_gradients"))
+        self.logs_every_batch = bool(find_own_of(learner, "_compute_off_policyness"))
         return find_reason(reasons_for_stock), find_reason(obstacles)
 
     def describe(self) -> str:
         """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
-        self.forget_heads()
-        self.find_step()
-        own, losses = find_own_method(self.learner, LOSSES), []
+        self.find_step(again=True)
+        own, losses = find_own_of(self.learner, "compute_losses"), []
         for name, module in self.learner.module.items():
             kinds = find_distributions(module.unwrapped())
             if isinstance(module.unwrapped(), SelfSupervisedLossAPI):
@@ -143,8 +144,7 @@ class Update:
                 losses.append(f"the fused loss of {name}")
             elif kinds:
                 losses.append(f"RLlib's loss of {name} ({name_distribution(kinds[0])})")
-        is_method = own and not own.startswith("ray.")  # rather than a function that RLlib's calls
-        what = f"{own}, which may call " * bool(is_method) + ", ".join(losses)
+        what = f"{own}, which may call " * bool(own) + ", ".join(losses)
         updates, reason = self.find_compiled()
         if updates:
             return f"{what}; updates are compiled"
@@ -154,16 +154,12 @@ class Update:
     def iterate(self, iterator: Any) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
         learner = self.learner
-        if not self.is_wanted:
+        if not self.is_wanted or (self.find_step(again=True) and self.replaced):
             yield from iterator
             return
-        self.forget_heads()
-        self.last_batch, self.own_iterator = {}, find_own_method(learner, ITERATOR)
-        is_sliced = can_slice_minibatches(iterator)
+        self.last_batch, is_sliced = {}, can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}
-        if self.captured.is_captured:
-            self.keep_settings()
         with self.putting_back():
             learner.metrics = metrics = LateMetrics(learner.metrics)
             if updates:
@@ -215,15 +211,13 @@ class Update:
 
     def make_step(self, batch: dict[str, Any], make_stock_step: Callable[[dict[str, Any]], Any]) -> Any:
         """Update the modules with one minibatch, with arguments and results of RLlib's `_update`."""
-        step, learner = self.find_step(), self.learner
+        step, learner = self.find_step(again=bool(self.own_iterator)), self.learner
         if self.captured.stock:
             return make_stock_step(batch)
         note_batch = learner._compute_off_policyness if self.logs_every_batch else self.last_batch.update
         note_batch(batch)
         if step.reason or not is_capturable(batch, step):
             return {}, self.update_modules(batch), {}
-        if self.own_iterator:
-            self.keep_settings()
         coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
         coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
         losses, logged = step({name: dict(columns) for name, columns in batch.items()}, coefficients)
@@ -309,32 +303,28 @@ def replace_infinity(norm: Tensor) -> Tensor:
     return norm.nan_to_num(neginf=-10e8, posinf=10e8)
 
 
-def find_own_method(learner: Any, names: Iterable[str], behind: type | None = None) -> str:
-    """Find a method that is the user's: of the learner itself, of a class of theirs, or put into one of RLlib's.
+def find_own_of(learner: Any, *names: str, ours: tuple[Any, ...] = ()) -> str:
+    """Which method, of those that RLlib's of some names are and call and ours do not, a learner has of its own."""
+    return describe_own(learner, follow(learner.__class__, names, ours)[1], PACKAGES)
 
-    Args:
-        learner: The learner.
-        names: Names of methods of RLlib's learner.
-        behind: Look at classes behind this one alone, whose methods it goes around.
 
-    Returns:
-        The names of the class and the method, or of a function that RLlib's calls; empty if there is none.
-    """
-    mro = type(learner).__mro__
-    stock = next(base for base in mro if base.__module__.startswith("ray.rllib.algorithms.")).__mro__
-    known = [base for base in mro if base in stock or base.__module__.startswith("rl_triton_adapters.")]
-    for name in names:
-        if name in vars(learner) and name not in UPDATE:  # where ours is called, if at all
-            return f"{name} of this {mro[0].__name__}"
-        methods = [vars(base)[name] for base in known if name in vars(base)]
-        if behind_it := find_replaced(methods, (), PACKAGES):
-            return behind_it
-        for base in mro if behind is None else mro[mro.index(behind) :]:
-            method = vars(base).get(name, methods[0])
-            *_, innermost = method, *list_functions(method)  # Ray wraps those of remote learners
-            if not (base in known or innermost in methods) or not is_written_in(PACKAGES, method):
-                return f"{base.__name__}.{name}"
-    return ""
+def find_replaced_of(learner: Any, *names: str, functions: Any = (), things: Any = ()) -> tuple[Reach, str]:
+    """All of libraries that these methods of a learner, and functions, can run, and which of it was replaced there."""
+    called, _ = follow(learner.__class__, names)
+    known, why = reach((*called, *functions), things, PACKAGES, (type(learner), type(learner.config)))
+    if why:
+        follow.cache_clear()  # it may be a method, which was not followed
+    return known, why
+
+
+@lru_cache(maxsize=256)
+def follow(kind: type, names: tuple[str, ...], ours: tuple[Any, ...] = ()) -> tuple[tuple[Any, ...], set[str]]:
+    """The methods of RLlib's learners that those of some names are and call; and all they read that ours do not."""
+    kind = getattr(kind, "__ray_actor_class__", kind)  # without what Ray wraps methods of its actors in
+    stock, without = tuple(x for name in names for x in list_stock(kind, name, PACKAGES)), ("update",)
+    called = [list_called(kind, x, PACKAGES, without) for x in (stock, ours)]  # dictionaries have an `update`, too
+    read, known = ({y for x in functions for y in list_names(x.__code__)} for functions in called)
+    return called[0], read.union(names).difference(known, without)
 
 
 def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:

@@ -1,5 +1,7 @@
 """What of libraries a step of a framework can run, found by the names in its code."""
 
+import linecache
+import sys
 from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache, partial
 from operator import itemgetter
@@ -24,17 +26,21 @@ class Reach:
         kinds: Classes of objects whose methods they may call.
         packages: The framework's.
         libraries: Packages whose functions are nobody's own.
+        closed: Further classes, whose methods are not looked into beyond the functions, which may be of these.
     """
 
-    def __init__(self, functions: Iterable[Any], kinds: Iterable[type], packages: Any, libraries: Any) -> None:
+    def __init__(
+        self, functions: Iterable[Any], kinds: Iterable[type], packages: Any, libraries: Any, closed: Any = ()
+    ) -> None:
         """Look for them."""
         self.followed, self.known = tuple(f"{x}." for x in (*packages, *FOLLOWED)), {*packages, *libraries}
         self.places: dict[int, tuple[str, Any, dict[str, Any]]] = {}  # names, dictionaries, what counts of these
         self.kinds: dict[type, Any] = {}
         self.made: set[type] = set()  # those of which code can make objects
-        self.names = {"forward": None}  # that code reads
         self.waiting = [y for x in functions for y in list_functions(x)]
-        self.seen = {*self.waiting}
+        self.names = {"forward": None} | dict.fromkeys(x.__name__ for x in self.waiting if closed)  # that code reads
+        methods = (x for kind in self.add_kinds(closed) for x in vars(kind).values())
+        self.seen = {*self.waiting, *(y for x in methods for y in list_functions(x))}
         self.add_kinds(kinds)
         while self.waiting:
             for function in self.waiting:
@@ -109,14 +115,22 @@ def list_names(code: CodeType) -> list[str]:
 def list_read(
     kind: type, functions: tuple[Any, ...], packages: tuple[str, ...], without: tuple[str, ...] = ()
 ) -> list[str]:
-    """What functions read, and in turn the methods of a framework that they call of a class, without some by name."""
+    """What the functions of `list_called` read."""
+    called = list_called(kind, functions, packages, without)
+    return [*dict.fromkeys(name for x in called for name in list_names(x.__code__))]
+
+
+def list_called(
+    kind: type, functions: tuple[Any, ...], packages: tuple[str, ...], without: tuple[str, ...] = ()
+) -> tuple[FunctionType, ...]:
+    """Functions, and in turn the methods of a framework that they call of a class, without some by name."""
     found = [y for x in functions for y in list_functions(x)]
     for function in found:
         names = [x for x in list_names(function.__code__) if x not in without]
         methods = [vars(x)[name] for name in names for x in kind.__mro__ if name in vars(x)]
         known = (y for x in methods for y in list_functions(x) if is_written_in(packages, y))
         found += dict.fromkeys(x for x in known if x not in found)
-    return [*dict.fromkeys(name for x in found for name in list_names(x.__code__))]
+    return tuple(found)
 
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
@@ -135,12 +149,19 @@ def list_homes(attribute: Any) -> list[str]:
     return [str(x.__globals__.get("__name__")) for x in list_functions(attribute)]
 
 
+def is_made_as(key: str, x: Any) -> bool:
+    """Whether the module of a partial function's function has it under this name, in its source too."""
+    home = sys.modules.get(x.func.__module__)
+    lines = linecache.getlines(str(getattr(home, "__file__", "")))
+    return getattr(home, key, None) is x and any(line.startswith(f"{key} = ") and "partial(" in line for line in lines)
+
+
 def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
     """What is said of a function that is not a library's, or has another name than it is found by; else nothing."""
     functions = [*list_functions(x)]
     homes = list_homes(x) or [type(x).__module__]
     is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
     has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
-    if is_known and not isinstance(x, partial) and (has_name or not functions):
+    if is_known and (is_made_as(key, x) if isinstance(x, partial) else has_name or not functions):
         return ""
     return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"

@@ -138,7 +138,7 @@ class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
 
 
 @pytest.mark.parametrize(
-    "reason", ["HalvedGradients.compute_gradients is not RLlib's", "a module has a loss of its own"]
+    "reason", ["HalvedGradients has its own compute_gradients (", "a module has a loss of its own"]
 )
 def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     allow_captures(monkeypatch)
@@ -148,7 +148,7 @@ def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     else:
         config.rl_module(rl_module_spec=RLModuleSpec(module_class=OwnLoss))
     learner = build_learner(enable_triton(config))
-    assert learner.describe().endswith(f"updates are accelerated without a graph: {reason}")
+    assert f"updates are accelerated without a graph: {reason}" in learner.describe()
     update_learner(config, "categorical", learner=learner)
 
 

@@ -148,7 +148,7 @@ class OwnForward(DefaultPPOTorchRLModule):
 
 
 REASONS = {
-    "OwnLogs._log_steps_trained_metrics": lambda config: config.learners(learner_class=OwnLogs),
+    "OwnLogs has its own _log_steps_trained_metrics (": lambda config: config.learners(learner_class=OwnLogs),
     "default_policy: OwnForward has its own _forward_train": lambda config: config.rl_module(
         rl_module_spec=make_agents_config({"a": OwnForward})[1]["a"]
     ),
@@ -177,7 +177,7 @@ def test_logits_that_are_masked_or_clipped_are_not_compiled():
     observations = {"action_mask": gym.spaces.Box(0, 1, (3,)), "observations": gym.spaces.Box(-1, 1, (4,))}
     spec = RLModuleSpec(ActionMaskingTorchRLModule, gym.spaces.Dict(observations), gym.spaces.Discrete(3))
     learner = build_learner(enable_triton(make_config("categorical").rl_module(rl_module_spec=spec)))
-    assert ": ActionMaskingTorchRLModule has its own _forward_train" in learner.describe()
+    assert ": ActionMaskingTorchRLModule has its own _" in learner.describe()
     learner = build_learner(enable_triton(make_config("categorical")))
     learner.module[POLICY].pi.clip_log_std = True
     assert ": DefaultPPOTorchRLModule clips logits" in learner.describe()

@@ -155,7 +155,8 @@ def test_a_loss_of_ones_own_may_have_a_vtrace_of_its_own(in_front):
     config = make_impala("categorical")
     stock = update_learner(config, "categorical")
     learner = build_learner(enable_triton(config.copy().learners(learner_class=Further)))
-    assert "V-Trace with rl_triton_core, backend that of the device, where Mine.compute_loss" in learner.describe()
+    asked = "where it is asked for: Mine has its own compute_loss_for_module ("
+    assert f"V-Trace with rl_triton_core, backend that of the device, {asked}" in learner.describe()
     assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
     assert not learner._used_estimator
 

@@ -66,7 +66,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         yield make_row(name, "steps", "per second", [turn / x for x in seconds])
     for name in [*times][1:]:
         pairs = zip(times["stock"], times[name], strict=True)
-        yield make_row(name, "speed-up", "×", [a / b for a, b in pairs], note=models[name].describe_step())
+        yield make_row(name, "speed-up", "×", [a / b for a, b in pairs], note=models[name].describe())
 
 
 def keep_answers(model: Any) -> None:

@@ -69,7 +69,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         model.train()
         for x, y in zip(model.policy.parameters(), models["stock"].policy.parameters(), strict=True):
             assert_close(x, y, rtol=1e-3, name=name)
-    assert models["ours"].describe_step() == "updates are compiled" != models["eager"].describe_step()
+    assert models["ours"].describe() == "updates are compiled" != models["eager"].describe()
     arms = {name: model.train for name, model in models.items()}
     times = harness.time_in_turns(arms, "cpu", options.seconds or SECONDS, turns=2 if options.quick else 20)
     count = models["stock"].n_steps // setting.batch_size

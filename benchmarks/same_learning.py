@@ -133,7 +133,7 @@ def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
     kind, options = getattr(import_module(package), name), {**OPTIONS[name]}
     if arm == "ours":
         kind = getattr(import_module(f"rl_triton_adapters.sb3.{MODULES[name]}"), f"Triton{name}")
-        options |= {"acceleration": "auto"} if name == "RecurrentPPO" else {}
+        options |= {"enabled": True} if name == "RecurrentPPO" else {}
     if arm == FUSED:
         kind = fuse_adam(kind)
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"

@@ -52,7 +52,7 @@ env_configurations.register("tensors", {"vecenv_type": "TENSORS"})
 
 
 def make_config(args: argparse.Namespace) -> dict:
-    """RL-Games' configuration; `triton` is the switch."""
+    """RL-Games' configuration; `rl_triton` is the switch."""
     discrete = ENVIRONMENTS[args.env].discrete
     sigma = {"mu_activation": "None", "sigma_activation": "None", "mu_init": {"name": "default"}}
     sigma |= {"sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True}
@@ -64,7 +64,7 @@ def make_config(args: argparse.Namespace) -> dict:
     network["mlp"] = {"units": [64, 64], "activation": "tanh", "initializer": {"name": "default"}}
     config = {
         "name": args.env,
-        "triton": args.advantages == "triton",
+        "rl_triton": args.advantages == "triton",
         "env_name": "tensors",
         "env_config": {"env": args.env, "device": args.device, "seed": args.seed},
         "device": args.device,

@@ -51,7 +51,7 @@ class TensorEnv(VecEnv):
 
 
 def make_config(args: argparse.Namespace) -> dict:
-    """The runner's configuration; `triton` is the switch."""
+    """The runner's configuration; `enabled` is the switch."""
     network = {"class_name": "MLPModel", "hidden_dims": [64, 64], "activation": "tanh"}
     return {
         "num_steps_per_env": args.num_steps,
@@ -61,7 +61,7 @@ def make_config(args: argparse.Namespace) -> dict:
         "critic": network,
         "algorithm": {
             "class_name": "rl_triton_adapters.rsl_rl:TritonPPO",
-            "triton": args.advantages == "triton",
+            "enabled": args.advantages == "triton",
             "gamma": args.gamma,
             "entropy_coef": 0.0,
             "desired_kl": 0.01,

@@ -127,7 +127,7 @@ class AgentUpdate(CapturedUpdate):
     def find_refusal(self, mode: Any) -> str:
         """Why steps are not captured with this mode of `torch.compile`; empty if they may be."""
         captures = f"torch_compile={mode} captures graphs of its own"
-        return find_reason({"switched off": not self.agent.triton, captures: mode in CAPTURING_MODES})
+        return find_reason({"switched off": not self.agent.enabled, captures: mode in CAPTURING_MODES})
 
     def describe(self, whose: str = "those of RL-Games") -> str:
         """Say how the steps of the moment are made, and why."""
@@ -180,7 +180,7 @@ class CapturedUpdateMixin:
         super().__init__(base_name, params)
         self._rl_triton = AgentUpdate(self, CapturedUpdateMixin)
         self._rl_triton.prepare()
-        if self.triton:
+        if self.enabled:
             self._rl_triton.warn_of_stock(type(self).__name__, "the agent of RL-Games")
             self._rl_triton.central_value.warn_of_stock("the central value network", "that of RL-Games")
 

@@ -102,7 +102,7 @@ class Update(CapturedUpdate):
         alg, storage, recurrent = self.alg, self.alg.storage, [x for x in self.models if x.is_recurrent]
         has_states = not recurrent or hasattr(storage, "saved_hidden_state_a")
         obstacles = {
-            "switched off": not alg.triton,
+            "switched off": not alg.enabled,
             "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self.models),
             "this RSL-RL records the states of recurrent models elsewhere": not has_states,
             "this RSL-RL distils random networks in its update": alg.rnd and not hasattr(alg.rnd, "compute_loss"),

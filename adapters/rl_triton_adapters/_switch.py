@@ -20,6 +20,13 @@ def find_off_switch() -> str:
     return "RL_TRITON=0 in the environment" if flag == "0" else ""
 
 
+def check_enabled(enabled: Any) -> bool:
+    """The argument of this name, which has to be a bool."""
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool")
+    return enabled
+
+
 def with_switch(stock: Callable[..., Any]) -> Callable[[Function], Function]:
     """A decorator of a function of ours: while the switch is off, the framework's is called, which has no `backend`."""
 

@@ -4,7 +4,7 @@ One line turns them on, before the runner runs; configurations keep their names:
 
     register_agents(runner)
 
-A key of the configuration turns them off again: ``params.config.triton: False``.
+A key of the configuration turns them off again: ``params.config.rl_triton: False``.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
@@ -43,20 +43,20 @@ class TritonAdvantagesMixin:
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
-        """Create the agent, as RL-Games does; `params["config"]["triton"]` is the switch.
+        """Create the agent, as RL-Games does; `params["config"]["rl_triton"]` is the switch.
 
         Raises:
             TypeError: The switch is no bool.
         """
-        self.triton = params["config"].get("triton", True)
-        if not isinstance(self.triton, bool):
-            raise TypeError(f"triton: got {type(self.triton).__name__}, expected a bool")
-        self.triton = self.triton and not find_off_switch()
+        enabled = params["config"].get("rl_triton", True)
+        if not isinstance(enabled, bool):
+            raise TypeError(f"rl_triton: got {type(enabled).__name__}, expected a bool")
+        self.enabled = enabled and not find_off_switch()
         super().__init__(base_name, params)  # type: ignore[call-arg]
 
     def discount_values(self, *args: Any, **kwargs: Any) -> Tensor:
         """Compute the advantages of a rollout, as `estimate_advantages`, or as a user's agent does."""
-        if not self.triton or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
+        if not self.enabled or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
             stock: Tensor = super().discount_values(*args, **kwargs)  # type: ignore[misc]
             return stock
         return estimate_advantages(self, *args, **kwargs)
@@ -96,14 +96,14 @@ class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Descr
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         """Create the agent, as `TritonAdvantagesMixin` does."""
         super().__init__(base_name, params)
-        if self.triton and not hasattr(A2CAgent, "calc_losses"):
+        if self.enabled and not hasattr(A2CAgent, "calc_losses"):
             text = "the advantages are ours, the loss is RL-Games' own: this version has no calc_losses (1.6.5 has)"
             warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
 
     def calc_losses(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Compute the loss of a minibatch, as `compute_losses`, or as the agent does."""
         own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent)
-        losses = None if own or not self.triton else compute_losses(self, *args, **kwargs)
+        losses = None if own or not self.enabled else compute_losses(self, *args, **kwargs)
         if losses is None:
             stock: tuple[Any, ...] = super().calc_losses(*args, **kwargs)
             return stock

@@ -3,7 +3,7 @@
 One line of the training configuration turns it on, and another one off again:
 
     algorithm["class_name"] = "rl_triton_adapters.rsl_rl:TritonPPO"
-    algorithm["triton"] = False
+    algorithm["enabled"] = False
 
 Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 from rl_triton_adapters._check import with_check
 from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters._switch import check_enabled, find_off_switch
 from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.updates import Described
 from rl_triton_core import compute_gae, normalize_advantages
@@ -42,7 +42,7 @@ class TritonPPO(PPO, Described):
 
     Args:
         *args: As of `PPO`.
-        triton: False is `PPO` of RSL-RL. A key of the algorithm's configuration, as `capture`.
+        enabled: False is `PPO` of RSL-RL. A key of the algorithm's configuration, as `capture`.
         capture: False runs every step eagerly. None captures the update where the policy lies on a GPU.
         **kwargs: As of `PPO`.
 
@@ -50,30 +50,29 @@ class TritonPPO(PPO, Described):
     from log-probabilities and entropies.
 
     Raises:
-        TypeError: `triton` is no bool, or `capture` neither a bool nor None.
+        TypeError: `enabled` is no bool, or `capture` neither a bool nor None.
     """
 
     learning_rate: float
 
-    def __init__(self, *args: Any, triton: bool = True, capture: bool | None = None, **kwargs: Any) -> None:
-        if not isinstance(triton, bool):
-            raise TypeError(f"triton: got {type(triton).__name__}, expected a bool")
+    def __init__(self, *args: Any, enabled: bool = True, capture: bool | None = None, **kwargs: Any) -> None:
+        check_enabled(enabled)
         super().__init__(*args, **kwargs)
-        self.triton = triton and not find_off_switch()
+        self.enabled = enabled and not find_off_switch()
         self._rl_triton = Update(self, TritonPPO, capture)
         self._rl_triton.prepare()
-        if self.triton:
+        if self.enabled:
             self._rl_triton.warn_of_stock("TritonPPO", "PPO of RSL-RL")
 
     def process_env_step(self, *args: Any, **kwargs: Any) -> Any:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
-        step = self._rl_triton.step if self.triton and not UPDATE_NORMALIZES else None
+        step = self._rl_triton.step if self.enabled and not UPDATE_NORMALIZES else None
         with keep_buffers(step.modules) if step else nullcontext():
             return super().process_env_step(*args, **kwargs)
 
     def compute_returns(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
         """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
-        if not self.triton or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
+        if not self.enabled or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
             return super().compute_returns(obs, *args, **kwargs)
         storage, hidden_state = self.storage, self.critic.get_hidden_state()
         last_values = self.critic(obs).detach()

@@ -5,7 +5,7 @@ One flag turns them on, and leaving it out turns them off:
     python -m rl_zoo3.train --algo ppo --env CartPole-v1 --gym-packages rl_triton_adapters.sb3_zoo
 
 All algorithms that have one of ours are ours then, under their names; the others (``ars``, ``trpo``) stay, and what is
-saved is as without the flag. So ``rl_zoo3.enjoy`` needs none. Hyperparameters keep their names; ``acceleration: False``
+saved is as without the flag. So ``rl_zoo3.enjoy`` needs none. Hyperparameters keep their names; ``enabled: False``
 among them is the switch.
 """
 

@@ -163,7 +163,7 @@ class Described:
         """Why the framework's own updates run; empty if ours do."""
         return str(self._rl_triton.stock)
 
-    def describe_step(self) -> str:
+    def describe(self) -> str:
         """Say in which of three ways updates are made, and why."""
         self._rl_triton.prepare()
         return str(self._rl_triton.describe())

@@ -170,7 +170,7 @@ def make_model(name: str, setting: Setting) -> Any:
         options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, verbose=0)
     if family == "RecurrentPPO":
         policy = "MlpLstmPolicy"
-        options |= {"acceleration": "auto"} if name == "captured" else {}
+        options |= {"enabled": True} if name == "captured" else {}
     tuned = dict(OPTIONS.get(setting.env, {}))
     if tuned.pop("normalizes", False):
         env = VecNormalize(env)

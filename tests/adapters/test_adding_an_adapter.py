@@ -45,7 +45,7 @@ def test_updates_are_captured_and_those_of_the_framework(env, monkeypatch):
             agent.clip = clip
             torch.manual_seed(2)
             agent.learn(2)
-    assert agents[1].describe_step() == "updates are captured" and len(agents[1]._rl_triton.step.captured) == 1
+    assert agents[1].describe() == "updates are captured" and len(agents[1]._rl_triton.step.captured) == 1
     assert_same(*reversed(agents))
 
 
@@ -66,20 +66,20 @@ def test_every_function_of_an_update(monkeypatch):
         with change():
             for agent in agents:
                 update(agent)
-            hows[name] = agents[1].describe_step()
+            hows[name] = agents[1].describe()
             assert_same(*reversed(agents))
     assert (
         "compute_loss is replaced" in hows["Agent.compute_loss"]
         and "own compute_loss" in hows["own Agent.compute_loss"]
     )
-    assert hows["numbers"] == agents[1].describe_step() == "updates are captured"
+    assert hows["numbers"] == agents[1].describe() == "updates are captured"
 
 
 def test_what_users_switch(monkeypatch, capsys):
     with pytest.raises(TypeError, match="enabled: got int, expected a bool"):
         TritonAgent("CartPole-v1", enabled=1)
-    assert TritonAgent("CartPole-v1", enabled=False).describe_step() == "updates are those of toyrl: switched off"
-    assert derive(TritonAgent, "compute_loss")("CartPole-v1").describe_step().startswith("updates are those of toyrl: ")
+    assert TritonAgent("CartPole-v1", enabled=False).describe() == "updates are those of toyrl: switched off"
+    assert derive(TritonAgent, "compute_loss")("CartPole-v1").describe().startswith("updates are those of toyrl: ")
     monkeypatch.setenv("RL_TRITON_CHECK", "1")
     TritonAgent("CartPole-v1").learn(2)
     assert capsys.readouterr().out.count("RL_TRITON_CHECK: TritonAgent.update 1: parameters moved by") == 1

@@ -46,10 +46,10 @@ def train(algorithm, policy, callback=None, **options):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_of_sb3(name, switched_off):
     stock, ours, policy, options = ALGORITHMS[name]
-    model = train(ours, policy, acceleration="auto", **options)
+    model = train(ours, policy, enabled=True, **options)
     assert_same_agent(model, train(stock, policy, **options))
-    assert model.describe_step() == f"updates are those of the stock algorithm: {REASON}" and not model.is_accelerated
-    assert model.acceleration == "auto"  # which is saved
+    assert model.describe() == f"updates are those of the stock algorithm: {REASON}" and not model.is_accelerated
+    assert model.enabled is True  # which is saved
     assert type(train(TritonPPO, "MlpPolicy", **SMALL).rollout_buffer) is RolloutBuffer
 
 

@@ -329,7 +329,7 @@ def test_steps_on_a_cpu_are_those_of_stock(task, monkeypatch):
     compare_logs(ours, stock)
     assert ours.is_accelerated == (task != "a2c_sde") and not ours.is_captured and "forward" not in vars(ours.policy)
     is_compiled = task != "own" and not ours.use_sde
-    assert (ours.describe_step() == "updates are compiled") == is_compiled
+    assert (ours.describe() == "updates are compiled") == is_compiled
     assert bool(fused) == (ours.is_accelerated and not is_compiled)
     assert not ours.policy.optimizer._optimizer_step_pre_hooks  # which a compiled update would refuse
     groups = [model.policy.optimizer.state_dict()["param_groups"] for model in models]
@@ -419,10 +419,10 @@ def test_another_optimizer_is_found():
     model = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
     model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.1)
     model.learn(64)
-    assert model.policy.optimizer.state_dict()["state"] == {} and model.describe_step() == "updates are compiled"
+    assert model.policy.optimizer.state_dict()["state"] == {} and model.describe() == "updates are compiled"
     model.policy.optimizer = torch.optim.Adagrad(model.policy.parameters(), lr=0.1)
     model.learn(64)
-    assert "not compiled: Adagrad is none" in model.describe_step() and model.policy.optimizer.state_dict()["state"]
+    assert "not compiled: Adagrad is none" in model.describe() and model.policy.optimizer.state_dict()["state"]
 
 
 def make_copy(ours):
@@ -481,7 +481,7 @@ def double_values(model):
 
 
 STOCK_STEPS = {
-    "switched off": ({}, lambda model: setattr(model, "acceleration", "off")),
+    "switched off": ({}, lambda model: setattr(model, "enabled", False)),
     "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, None),
     "this MaskableActorCriticPolicy has its own evaluate_actions": ({}, double_values),
 }
@@ -500,7 +500,7 @@ def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatc
     ours = models[1]
     compare(*models, 0, 0)
     assert not ours.is_accelerated and not ours.is_captured and not is_fused(ours.policy.optimizer)
-    assert ours.describe_step().startswith(f"updates are those of the stock algorithm: {reason}")
+    assert ours.describe().startswith(f"updates are those of the stock algorithm: {reason}")
     assert not ours._update.step.captured
     ours.device, ours._update.step = torch.device("cuda"), None
     with warnings.catch_warnings(record=True) as told:
@@ -604,11 +604,11 @@ def test_a_callback_may_call_the_policy_and_differentiate(task, monkeypatch):
     assert ours.is_captured
 
 
-@pytest.mark.parametrize("acceleration", ["auto", "off"])
-def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(acceleration, tmp_path):
-    options = {"rollout_buffer_kwargs": {"backend": "cpu"}, "acceleration": acceleration, "device": "cpu"}
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(enabled, tmp_path):
+    options = {"rollout_buffer_kwargs": {"backend": "cpu"}, "enabled": enabled, "device": "cpu"}
     model = TritonPPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=8, **options).learn(8)
-    assert getattr(model.rollout_buffer, "backend", None) == ("cpu" if acceleration == "auto" else None)
+    assert getattr(model.rollout_buffer, "backend", None) == ("cpu" if enabled else None)
     model.save(tmp_path / "model")
     PPO.load(tmp_path / "model", env=model.get_env()).learn(8)
 
@@ -625,26 +625,26 @@ def test_a_method_that_is_replaced_while_acting_stays():
     assert "forward" in vars(ours.policy)
 
 
-def test_acceleration_has_two_values(monkeypatch, tmp_path):
+def test_a_model_can_be_switched_off(monkeypatch, tmp_path):
     captured = make_model("cartpole", "cpu", monkeypatch).learn(64)
     hooks = captured.policy.optimizer._optimizer_load_state_dict_post_hooks
     assert hooks  # of a step that has prepared the optimizer
-    captured.acceleration = "off"
+    captured.enabled = False
     assert not captured.is_captured and not captured.is_accelerated
     captured.learn(64)
     assert not hooks and not captured._update.step.captured
     captured.save(tmp_path / "model")
-    captured.acceleration = "auto"
+    captured.enabled = True
     captured.learn(64)
     assert captured.is_captured and captured._update.step.captured
-    with pytest.raises(ValueError, match="acceleration: got 'of', expected one of auto, off, or a bool"):
-        TritonPPO.load(tmp_path / "model", acceleration="of")
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
+        TritonPPO.load(tmp_path / "model", enabled="of")
     monkeypatch.undo()
-    off = TritonPPO("MlpPolicy", "CartPole-v1", acceleration="off", device="cpu", n_steps=8, batch_size=8)
+    off = TritonPPO("MlpPolicy", "CartPole-v1", enabled=False, device="cpu", n_steps=8, batch_size=8)
     assert off._find_update().reason == "switched off" and not off.is_accelerated
     assert not is_fused(off.policy.optimizer)
-    with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off"):
-        TritonPPO("MlpPolicy", "CartPole-v1", acceleration="on")
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
+        TritonPPO("MlpPolicy", "CartPole-v1", enabled="on")
 
 
 MAKERS = {
@@ -656,44 +656,39 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-@pytest.mark.parametrize("text", ["off", "no", "on", "yes", '"off"', '"auto"'])
-def test_acceleration_is_what_yaml_makes_of_it(text, kind, tmp_path):
-    """When a model is made, when it is loaded, and afterwards. YAML 1.1 has bools for all that is not quoted."""
-    value = {"off": False, "no": False, "on": True, "yes": True}.get(text, text.strip('"'))
-    wanted = text in ("on", "yes", '"auto"')
-    made = MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=value)
-    other = MAKERS[kind](env="CartPole-v1", device="cpu", acceleration="off" if wanted else "auto")
-    assert made.is_accelerated is wanted and other.is_accelerated is not wanted
-    assert made.acceleration == ("auto" if wanted else "off")
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_switch_is_a_bool(enabled, kind, tmp_path):
+    """When a model is made, when it is loaded, and afterwards."""
+    made = MAKERS[kind](env="CartPole-v1", device="cpu", enabled=enabled)
+    other = MAKERS[kind](env="CartPole-v1", device="cpu", enabled=not enabled)
+    assert made.is_accelerated is enabled and other.is_accelerated is not enabled
     other.save(tmp_path / "model")
-    loaded = type(other).load(tmp_path / "model", device="cpu", acceleration=value)
-    other.acceleration = value
-    assert loaded.is_accelerated is other.is_accelerated is wanted
-    for wrong in ("of", None, 0, 1):
-        with pytest.raises(ValueError, match=f"acceleration: got {wrong!r}, expected one of auto, off, or a bool"):
-            MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=wrong)
+    loaded = type(other).load(tmp_path / "model", device="cpu", enabled=enabled)
+    other.enabled = enabled
+    assert loaded.is_accelerated is other.is_accelerated is enabled
+    for wrong in ("off", None, 0, 1):
+        with pytest.raises(TypeError, match=f"enabled: got {type(wrong).__name__}, expected a bool"):
+            MAKERS[kind](env="CartPole-v1", device="cpu", enabled=wrong)
 
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_four_ways_of_updates_have_four_sentences(kind, monkeypatch):
-    stock, ours = (MAKERS[kind](env="CartPole-v1", device="cpu", acceleration=x) for x in ("off", "auto"))
-    assert stock.describe_step() == "updates are those of the stock algorithm: switched off"
+    stock, ours = (MAKERS[kind](env="CartPole-v1", device="cpu", enabled=x) for x in (False, True))
+    assert stock.describe() == "updates are those of the stock algorithm: switched off"
     if kind == "recurrent":
-        assert ours.describe_step().startswith("updates are accelerated without a graph: ")
+        assert ours.describe().startswith("updates are accelerated without a graph: ")
     else:
-        assert ours.describe_step() == "updates are compiled"
+        assert ours.describe() == "updates are compiled"
         ours.policy.action_net.register_forward_hook(lambda *_: None)
-        sentence = ours.describe_step()
+        sentence = ours.describe()
         assert sentence.startswith("updates are accelerated without a graph: ")
         assert sentence.endswith("; not compiled: a module has hooks")
         allow_captures(monkeypatch)
-        assert MAKERS[kind](env="CartPole-v1", device="cpu").describe_step() == "updates are captured"
+        assert MAKERS[kind](env="CartPole-v1", device="cpu").describe() == "updates are captured"
 
 
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])
-@pytest.mark.parametrize(
-    ("options", "is_told"), [({}, False), ({"acceleration": "off"}, True), ({"use_sde": True}, False)]
-)
+@pytest.mark.parametrize(("options", "is_told"), [({}, False), ({"enabled": False}, True), ({"use_sde": True}, False)])
 def test_the_advice_to_use_a_cpu_is_for_stock(options, is_told, kind):
     """As in Stable-Baselines3's own test, the device is only said to be a GPU."""
     model = MAKERS[kind](env="Pendulum-v1", device="cpu", **options)

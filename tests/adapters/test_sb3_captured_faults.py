@@ -185,7 +185,7 @@ def test_without_graphs_there_is_less_work_all_the_same(case, device, monkeypatc
             models.append(model.learn(128))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
     assert models[1].is_accelerated and not models[1].is_captured
-    is_compiled = "updates are compiled" in models[1].describe_step()
+    is_compiled = "updates are compiled" in models[1].describe()
     assert is_compiled == (case == "switched off" and device == "cpu") == (not losses)
 
 

@@ -36,7 +36,7 @@ def test_three_hundred_updates_are_those_of_stock():
     """With schedules of all there are, updates that stop early, and a last minibatch that is shorter."""
     options = SCHEDULES | {"n_steps": 8, "batch_size": 6, "n_epochs": 3}
     stock, ours = (model.learn(300 * 16) for model in make_models("cartpole", "cpu", **options))
-    assert ours.describe_step() == COMPILED
+    assert ours.describe() == COMPILED
     assert ours._n_updates == stock._n_updates and 300 < ours._n_updates < 900, "some stop early"
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
@@ -46,7 +46,7 @@ def test_three_hundred_updates_are_those_of_stock():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_and_their_states(optimizer, task):
     stock, ours = (x.learn(128) for x in make_models(task, "cpu", policy_kwargs=OPTIMIZERS[optimizer]))
-    assert ours.describe_step() == COMPILED
+    assert ours.describe() == COMPILED
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     states = [model.policy.optimizer.state_dict()["state"] for model in (ours, stock)]
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
@@ -62,7 +62,7 @@ def test_checkpoints_both_ways_in_mid_training(task, tmp_path):
         again = cls.load(tmp_path / name, env=make_model(task, "cpu").get_env(), device="cpu")
         again.set_random_seed(3)
         went_on.append(again.learn(64))
-    assert went_on[0].describe_step() == COMPILED
+    assert went_on[0].describe() == COMPILED
     compare(*went_on, rtol=1e-3, atol=1e-4)
 
 
@@ -86,7 +86,7 @@ class ChangeThings(BaseCallback):
 
 def test_callbacks_may_change_anything():
     stock, ours = (x.learn(200, callback=ChangeThings()) for x in make_models("cartpole", "cpu"))
-    assert ours.describe_step() == COMPILED
+    assert ours.describe() == COMPILED
     compare(ours, stock, rtol=1e-3, atol=1e-4)
 
 
@@ -137,7 +137,7 @@ def test_reasons_why_an_update_is_not_compiled(reason):
         if isinstance(model, TritonPPO) or "_make_step" not in reason:
             REASONS[reason](model)
         models.append(model.learn(64))
-    sentence = models[1].describe_step()
+    sentence = models[1].describe()
     assert sentence.startswith("updates are accelerated without a graph") and reason in sentence
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
 
@@ -222,9 +222,9 @@ def test_a_policy_takes_its_own_third_argument():
 def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
     model = make_model("cartpole", "cpu").learn(64)
     handle = model.policy.value_net.register_forward_hook(lambda *_: None)
-    assert "not compiled: a module has hooks" in model.learn(64).describe_step()
+    assert "not compiled: a module has hooks" in model.learn(64).describe()
     handle.remove()
-    assert model.learn(64).describe_step() == COMPILED
+    assert model.learn(64).describe() == COMPILED
 
 
 @pytest.mark.parametrize("name", ["ent_coef", "vf_coef"])
@@ -235,7 +235,7 @@ def test_coefficients_that_are_no_numbers(name, make):
         setattr(model, name, make(torch.tensor(0.5)))
         models.append(model.learn(64))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in models[1].describe_step()
+    assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in models[1].describe()
 
 
 def test_another_buffer_by_the_class_of_the_first():

@@ -62,7 +62,7 @@ def train_both(kind, steps=120, callback=None, change=lambda model: None, **opti
 def test_three_hundred_updates_are_those_of_stock(kind, name):
     steps = 330 if "gradient_steps" not in OPTIONS[name] else 200
     ours, stock = train_both(kind, steps, **OPTIONS[name])
-    assert ours.describe_step() == COMPILED and ours._n_updates >= 100
+    assert ours.describe() == COMPILED and ours._n_updates >= 100
     compare_models(ours, stock, 2e-5)
     for part in ("actor", "critic", "policy"):
         states = [getattr(getattr(x, part, None), "optimizer", None) for x in (ours, stock)]
@@ -83,7 +83,7 @@ def test_checkpoints_both_ways_in_mid_training(kind, tmp_path):
         again.set_random_seed(3)
         torch.manual_seed(3)
         went_on.append(again.learn(40))
-    assert went_on[0].describe_step() == COMPILED
+    assert went_on[0].describe() == COMPILED
     compare_models(*went_on, 2e-5)
 
 
@@ -115,7 +115,7 @@ class ChangeThings(BaseCallback):
 @pytest.mark.parametrize("kind", KINDS)
 def test_callbacks_may_change_anything(kind):
     ours, stock = train_both(kind, callback=ChangeThings)
-    assert ours.describe_step() == COMPILED
+    assert ours.describe() == COMPILED
     compare_models(ours, stock, 2e-5)
 
 
@@ -198,7 +198,7 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     model = make_model(TritonDQN, **options)
     model.learn(30 if learns else 1)
     change(model)
-    sentence = model.describe_step()
+    sentence = model.describe()
     assert sentence.startswith("updates are accelerated without a graph") and "not compiled: " in sentence
     assert reason in sentence
 
@@ -217,7 +217,7 @@ def test_acting_of_users_is_theirs(name):
 
 def test_dictionaries_are_left_alone():
     models = train_both(TritonSAC, 60, env=lambda _: Goal(), policy="MultiInputPolicy")
-    assert "not compiled: observations are a Dict" in models[0].describe_step()
+    assert "not compiled: observations are a Dict" in models[0].describe()
     compare_models(*models, 2e-5)
 
 

@@ -149,11 +149,11 @@ def test_an_lstm_is_called_once_for_all_steps(starts, device):
 
 @pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
 def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
-    agent = learn(new_agent(TritonRecurrentPPO, make_env(), acceleration="auto"))
+    agent = learn(new_agent(TritonRecurrentPPO, make_env(), enabled=True))
     assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
     assert not is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
-    with pytest.raises(ValueError, match="acceleration: got 'on', expected one of auto, off, or a bool"):
-        new_agent(TritonRecurrentPPO, make_env(), acceleration="on")
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
+        new_agent(TritonRecurrentPPO, make_env(), enabled="on")
 
 
 class OwnSequences(RecurrentActorCriticPolicy):
@@ -171,7 +171,7 @@ def test_recurrent_policies_may_process_sequences_in_their_own_way():
         algorithm(
             OwnSequences, env, n_steps=8, seed=0, device="cpu", policy_kwargs={"lstm_hidden_size": 4}, **more
         ).learn(32)
-        for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"acceleration": "auto"}))
+        for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"enabled": True}))
     ]
     assert_same_agent(*agents)
 
@@ -192,7 +192,7 @@ def test_an_lstm_may_be_one_of_the_users_own(how, monkeypatch):
         own = staticmethod(lambda *inputs: (2 * stock(*inputs)[0], stock(*inputs)[1]))
         monkeypatch.setattr(RecurrentActorCriticPolicy, "_process_sequence", own)
     agents = []
-    for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"acceleration": "auto"})):
+    for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"enabled": True})):
         agent = new_agent(algorithm, make_cartpole(), **more)
         if how == "class":
             agent.policy.lstm_actor.__class__ = Fading

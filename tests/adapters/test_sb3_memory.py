@@ -48,7 +48,7 @@ CASES = {
     "dictionary": (PPO, TritonPPO, "MultiInputPolicy", spaces.Dict(dict.fromkeys("abcd", ARRAY))),
     "a2c": (A2C, TritonA2C, "MlpPolicy", ARRAY),
     "maskable": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", ARRAY),
-    "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, acceleration=True), "MlpLstmPolicy", ARRAY),
+    "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, enabled=True), "MlpLstmPolicy", ARRAY),
 }
 N_STEPS = 64
 """Of both environments."""

@@ -185,13 +185,13 @@ def compare_models(ours, stock, tolerance):
 def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, monkeypatch):
     steps = 216 if name == "defaults" and kind is TritonSAC else 48  # an episode of Pendulum has 200
     ours, stock = train(kind, steps, **options), train(STOCK[kind], steps, **options)
-    assert "accelerated without a graph" in ours.describe_step()
+    assert "accelerated without a graph" in ours.describe()
     learns_coefficient = getattr(ours, "ent_coef_optimizer", None) is not None  # by an optimizer that was not told
     compare_models(ours, stock, 2e-6 if learns_coefficient else 0)
     allow_captures(monkeypatch)
     monkeypatch.setattr(minibatches, "COPIED_BYTES", 2000)  # not even two minibatches of most
     captured = train(kind, steps, **options)
-    assert captured.describe_step() == "updates are captured"
+    assert captured.describe() == "updates are captured"
     compare_models(captured, stock, 2e-5)
 
 
@@ -252,7 +252,7 @@ class OtherActor(BaseCallback):
 def test_an_actor_that_is_replaced_acts(monkeypatch):
     allow_captures(monkeypatch)
     ours, stock = (train(kind, callback=OtherActor()) for kind in (TritonTD3, TD3))
-    assert ours.describe_step() == "updates are captured"
+    assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
 
 
@@ -363,7 +363,7 @@ def test_a_policy_that_torch_compiles_is_left_alone(kind):
         models[-1].policy = torch.compile(models[-1].policy)
         models[-1].learn(48)
     compare_models(*models, 0)
-    assert models[0].describe_step().endswith("the policy is wrapped in OptimizedModule")
+    assert models[0].describe().endswith("the policy is wrapped in OptimizedModule")
 
 
 @pytest.mark.parametrize("kind", STOCK)
@@ -380,7 +380,7 @@ def test_checkpoints_are_those_of_the_stock_algorithm(kind, tmp_path):
     assert type(results[0]) is kind and results[0].is_accelerated
     compare_models(*results, 2e-6)
     results[1].save(tmp_path / "stock")
-    assert kind.load(tmp_path / "stock", env=ours.get_env()).acceleration == "auto"
+    assert kind.load(tmp_path / "stock", env=ours.get_env()).enabled is True
 
 
 class OwnAlgorithm(TD3):
@@ -395,24 +395,23 @@ class OursBefore(TritonTD3, OwnAlgorithm):
 @pytest.mark.parametrize(
     "kind, options, reason",
     [
-        (TritonSAC, {"acceleration": "off"}, "switched off"),
-        (TritonSAC, {"acceleration": False}, "switched off"),
+        (TritonSAC, {"enabled": False}, "switched off"),
         (TritonSAC, {"use_sde": True}, "use_sde"),
         (OursBefore, {}, "OwnAlgorithm has its own train"),
     ],
 )
 def test_what_is_not_served_is_the_stock_algorithm(kind, options, reason):
     ours = train(kind, 60, **options)
-    assert re.match(f"updates are those of the stock algorithm: {reason}", ours.describe_step())
-    options = {name: x for name, x in options.items() if name != "acceleration"}
+    assert re.match(f"updates are those of the stock algorithm: {reason}", ours.describe())
+    options = {name: x for name, x in options.items() if name != "enabled"}
     stock = train(SAC if kind is TritonSAC else OwnAlgorithm, 60, **options)
     for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
         assert torch.equal(x, y)
 
 
-def test_acceleration_is_a_known_word():
-    with pytest.raises(ValueError, match="acceleration: got 'fast', expected one of auto, off"):
-        make_model(TritonTD3, acceleration="fast")
+def test_the_switch_is_a_bool():
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
+        make_model(TritonTD3, enabled="fast")
 
 
 FIELDS = (*ReplayBufferSamples._fields, "indices")
@@ -434,7 +433,7 @@ def test_a_replay_buffer_may_draw_as_it_likes(form, monkeypatch):
     allow_captures(monkeypatch)
     captured = train(TritonTD3, replay_buffer_class=Newest)
     compare_models(captured, stock, 2e-5)
-    assert captured.describe_step() == "updates are captured"
+    assert captured.describe() == "updates are captured"
 
 
 def make_owner(kind):
@@ -523,7 +522,7 @@ def test_what_no_graph_sees_is_captured_again_when_asked(monkeypatch):
     for kind in (TritonDQN, DQN):
         monkeypatch.setitem(OF_THE_PROCESS, "scale", 1.0)
         models.append(train(kind, 40, ChangeScale(), policy_kwargs={"features_extractor_class": Global}))
-    assert models[0].describe_step() == "updates are captured"
+    assert models[0].describe() == "updates are captured"
     compare_models(*models, 2e-5)
 
 
@@ -546,7 +545,7 @@ def test_no_two_branches_write_the_same_statistics(kind, share_features_extracto
     stock = train(STOCK[kind], 40, policy_kwargs=TOLD | told)
     allow_captures(monkeypatch)
     ours = train(kind, 40, policy_kwargs=TOLD | told)
-    assert ours.describe_step() == "updates are captured"
+    assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
     assert ours._writes.are_there and not train(kind, 40)._writes.are_there
 
@@ -564,7 +563,7 @@ def test_networks_of_a_critic_may_share_statistics(kind, monkeypatch):
     stock = train(STOCK[kind], 40, policy=Policy)
     allow_captures(monkeypatch)
     ours = train(kind, 40, policy=Policy)
-    assert ours.describe_step() == "updates are captured"
+    assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
 
 

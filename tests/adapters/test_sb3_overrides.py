@@ -49,7 +49,7 @@ def assert_same_agent(task, change=lambda model: None, policy=None, classes=None
     """Two rollouts, before which something is changed in both models; returns ours."""
     kind = ALGORITHMS[task][0][0]
     stock, ours = classes or (STOCK_OF[kind], kind)
-    models = make_model(task, stock, policy), make_model(task, ours, policy, acceleration="auto")
+    models = make_model(task, stock, policy), make_model(task, ours, policy, enabled=True)
     for model in models:
         change(model)
         model.set_random_seed(0)
@@ -118,4 +118,4 @@ def test_algorithms_behind_ours():
             self.ent_coef = 0.0
 
     ours = type("Ours", (TritonPPO, Own), {})
-    assert "Own has its own train" in assert_same_agent("ppo", classes=(Own, ours)).describe_step()
+    assert "Own has its own train" in assert_same_agent("ppo", classes=(Own, ours)).describe()

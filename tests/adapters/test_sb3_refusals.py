@@ -99,7 +99,7 @@ def make_model(case, how, monkeypatch, stock, **breaking):
     if how == "recorded graphs" and not stock:
         allow_captures(monkeypatch)
     if kind is TritonRecurrentPPO:
-        options |= {} if stock else {"acceleration": "auto"}
+        options |= {} if stock else {"enabled": True}
     kind = STOCK[kind] if stock else kind
     device = "cuda" if how == "cuda" else "cpu"
     return kind(policy, DummyVecEnv([make, make]), seed=0, device=device, **options)

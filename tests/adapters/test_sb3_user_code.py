@@ -97,7 +97,7 @@ class User:
                 own |= {"n_epochs": 2, "batch_size": 8, **clips}
             if stock is RecurrentPPO:
                 own["policy_kwargs"] |= {"lstm_hidden_size": 8}
-                own |= {} if kind is stock else {"acceleration": "auto"}
+                own |= {} if kind is stock else {"enabled": True}
         else:
             own["policy_kwargs"] |= TOLD
             own |= {"buffer_size": 100, "learning_starts": 8, "batch_size": 4, "train_freq": 2, "gradient_steps": 2}
@@ -218,7 +218,7 @@ def make_users(kind, how, monkeypatch, **options):
 def test_user_code_is_called_as_by_stock(kind, how, monkeypatch):
     stock, ours = make_users(kind, how, monkeypatch)
     assert find_difference(ours.learn(), stock.learn()) == [] and len(stock.heard) > 100
-    assert WAYS.get(how, "without a graph") in ours.model.describe_step()
+    assert WAYS.get(how, "without a graph") in ours.model.describe()
 
 
 @pytest.mark.parametrize("kind", STOCK)
@@ -275,7 +275,7 @@ def test_epochs_before_an_interruption_count(how, monkeypatch):
         drawing = type(user.model.rollout_buffer).get, TritonPPO._draw_permutation
         with pytest.raises(KeyboardInterrupt), interrupted(4, *drawing):
             user.learn()
-    assert users[0].model._n_updates == 3 and WAYS.get(how, "without a graph") in users[1].model.describe_step()
+    assert users[0].model._n_updates == 3 and WAYS.get(how, "without a graph") in users[1].model.describe()
     assert_same(*(x.model for x in users), how)
 
 

@@ -68,7 +68,7 @@ COMMANDS = {
     **{f"train {algorithm}": make_training(algorithm) for algorithm in SETTINGS},
     **{f"play {algorithm}": [*PLAY, "--algo", algorithm] for algorithm in SETTINGS},
     "train stock": make_training("ppo", packages=[]),
-    "continue": make_training("ppo", "acceleration:False", "-i", "ppo/CartPole-v1_2/CartPole-v1.zip"),
+    "continue": make_training("ppo", "enabled:False", "-i", "ppo/CartPole-v1_2/CartPole-v1.zip"),
     "search": [*make_training("a2c"), *SEARCH, "--eval-episodes", "1"],
 }
 
@@ -85,7 +85,7 @@ def test_a_model_is_trained_and_played(algorithm, zoo):
     """Of our class, whose parameters stock's class takes: `enjoy` has no flag."""
     folder, outputs = zoo
     trained, played = (outputs[f"{name} {algorithm}"] for name in ("train", "play"))
-    assert "acceleration" in read_model(algorithm, folder, 1) or "Using TritonRecurrentRolloutBuffer" in trained
+    assert "enabled" in read_model(algorithm, folder, 1) or "Using TritonRecurrentRolloutBuffer" in trained
     assert "Loading" in played
 
 
@@ -93,8 +93,8 @@ def test_a_model_is_trained_on(zoo):
     """From stock's, with ours; the switch is a hyperparameter, which YAML reads as False."""
     folder, outputs = zoo
     assert "Loading pretrained agent" in outputs["continue"]
-    assert "acceleration" not in read_model("ppo", folder, 2)
-    assert read_model("ppo", folder, 3)["acceleration"] == "off"
+    assert "enabled" not in read_model("ppo", folder, 2)
+    assert read_model("ppo", folder, 3)["enabled"] is False
 
 
 def test_hyperparameters_are_searched(zoo):

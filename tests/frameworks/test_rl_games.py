@@ -31,7 +31,7 @@ def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
     config["params"]["network"] |= changes.pop("network", {})
     config["params"]["config"] |= changes
     if not registered:
-        del config["params"]["config"]["triton"]
+        del config["params"]["config"]["rl_triton"]
     runner = Runner()
     torch.set_float32_matmul_precision("highest")  # which the runner lowers: the next rounding would show
     torch.backends.cudnn.allow_tf32 = False
@@ -151,9 +151,9 @@ def test_names_of_users_are_free(tmp_path):
     names = {name for x in front for name in vars(x) if not name.startswith(("_abc_", "__"))}
     assert names <= {*dir(A2CAgent)}
     methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
-    own = type("Own", (A2CAgent,), methods | {"describe_step": lambda self: "own"})
+    own = type("Own", (A2CAgent,), methods | {"describe": lambda self: "own"})
     agent = make_agent("triton", "pendulum", tmp_path, kind=type("Ours", (TritonA2CAgent, own), {}))
-    assert agent.describe_step() == "own"
+    assert agent.describe() == "own"
     for name in names:
         assert getattr(agent, name)(1, 2, 3, 4, x=5) == ((1, 2, 3, 4), {"x": 5})
 
@@ -183,8 +183,8 @@ def test_another_actor_loss_is_not_replaced(tmp_path):
 
 
 def test_the_switch_is_a_bool(tmp_path):
-    with pytest.raises(TypeError, match="triton: got str, expected a bool"):
-        make_agent("triton", "pendulum", tmp_path, {"triton": "no"})
+    with pytest.raises(TypeError, match="rl_triton: got str, expected a bool"):
+        make_agent("triton", "pendulum", tmp_path, {"rl_triton": "no"})
 
 
 def test_checkpoints_go_both_ways(tmp_path):

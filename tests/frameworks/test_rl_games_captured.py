@@ -133,13 +133,13 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     env, changes = CASES[case]
     changes = {"learning_rate": 2**-10, "e_clip": 0.25} | changes
     eager = train(round_rates(make_agent("triton", env, tmp_path, changes)))
-    assert eager.describe_step().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
+    assert eager.describe().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
     allow_captures(monkeypatch)
     ours = round_rates(make_agent("triton", env, tmp_path, changes))
     trainers = list_trainers(ours)
     places = [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
     train(ours)
-    assert ours.describe_step() == CAPTURED[len(trainers) - 1]
+    assert ours.describe() == CAPTURED[len(trainers) - 1]
     updates = [ours._rl_triton, ours._rl_triton.central_value][: len(trainers)]
     assert [x.step.graphs.captures for x in updates] == [1] * len(trainers)
     assert places == [x.data_ptr() for trainer in trainers for x in trainer.model.buffers()]
@@ -155,7 +155,7 @@ def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
     assert type(ours) is type(stock) is CLASSES[env] and ours.last_lr == pytest.approx(stock.last_lr)
     if device == "cuda":
-        assert ours.describe_step() in CAPTURED
+        assert ours.describe() in CAPTURED
     tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
     compare(ours, stock, **tolerance)
     assert read_losses(ours) == pytest.approx(read_losses(stock), rel=tolerance["rtol"])
@@ -172,7 +172,7 @@ def test_mixed_precision_on_a_gpu(central, env, device, tmp_path):
         "env_config": {"env": env, "device": device, "seed": 1},
     }
     stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
-    assert ours.describe_step() == CAPTURED[bool(central)]
+    assert ours.describe() == CAPTURED[bool(central)]
     compare(ours, stock, rtol=5e-2, atol=5e-3)
 
 
@@ -233,7 +233,7 @@ def test_an_interrupted_update_leaves_what_that_of_rl_games_does(captured, tmp_p
         assert vars(x.optimizer).keys() == vars(y.optimizer).keys()
         groups = [trainer.optimizer.state_dict()["param_groups"] for trainer in (x, y)]
         assert [group | {"lr": 0} for group in groups[0]] == [group | {"lr": 0} for group in groups[1]]
-        assert {*vars(x)} - {*vars(y)} <= {"triton", "_rl_triton", "use_fused_kernel"}
+        assert {*vars(x)} - {*vars(y)} <= {"enabled", "_rl_triton", "use_fused_kernel"}
 
 
 def interrupt(*_):
@@ -292,7 +292,7 @@ def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
             for trainer in list_trainers(agent):
                 trainer.model = torch.compile(trainer.model, backend=refuse_gradients)
         agents.append(train(agent))
-    assert agents[1].describe_step() == CAPTURED[1]
+    assert agents[1].describe() == CAPTURED[1]
     assert all(hasattr(trainer.model, "_orig_mod") for trainer in list_trainers(agents[1]))
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
 
@@ -343,7 +343,7 @@ def test_what_is_not_captured(reason, tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     with pytest.warns(RuntimeWarning, match=f"TritonA2CAgent updates as the agent of RL-Games does: {reason}"):
         ours = train(make_agent("triton", "pendulum", tmp_path, REASONS[reason]))
-    assert ours.describe_step() == f"updates are those of RL-Games: {reason}"
+    assert ours.describe() == f"updates are those of RL-Games: {reason}"
     compare(ours, train(make_agent("stock", "pendulum", tmp_path, REASONS[reason])), rtol=1e-4, atol=2e-6)
 
 
@@ -364,7 +364,7 @@ def test_what_is_not_captured_of_a_central_value_network(reason, tmp_path, monke
     changes = REASONS_OF_CENTRAL_VALUE[reason]
     with pytest.warns(RuntimeWarning, match=f"the central value network updates as that of RL-Games does: {reason}"):
         ours = train(make_agent("triton", "pendulum", tmp_path, changes))
-    assert ours.describe_step().endswith(f"{OTHER}updates are those of RL-Games: {reason}")
+    assert ours.describe().endswith(f"{OTHER}updates are those of RL-Games: {reason}")
     stock = train(make_agent("stock", "pendulum", tmp_path, changes))
     compare_all(ours, stock, rtol=1e-4, atol=1e-5)
 
@@ -374,14 +374,14 @@ def test_a_central_value_network_of_users(tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     agents = [make_agent("stock", "pendulum", tmp_path, with_central_value(), x) for x in (True, False)]
     compare_all(*map(train, agents), rtol=0, atol=0)
-    assert agents[0].describe_step().endswith(f"{OTHER}updates are those of RL-Games: switched off")
+    assert agents[0].describe().endswith(f"{OTHER}updates are those of RL-Games: switched off")
     behind = type("Ours", (CLASSES["pendulum"], Watching), {})
     agent = train(make_agent("triton", "pendulum", tmp_path, with_central_value(), kind=behind))
     assert not agent.central_value_loss.requires_grad
     assert read_losses(agent)[-1] == pytest.approx(agent.central_value_loss.item())
     agent = make_agent("triton", "pendulum", tmp_path, with_central_value())
     agent.central_value_net = make_agent("stock", "pendulum", tmp_path, with_central_value()).central_value_net
-    assert train(agent).describe_step() == CAPTURED[1]
+    assert train(agent).describe() == CAPTURED[1]
     assert agent._rl_triton.central_value.step.graphs.captures == 1
 
 
@@ -394,23 +394,23 @@ class Watching(A2CAgent):
 def test_the_fused_loss_of_rl_games_2_is_for_its_own_updates(env, tmp_path, monkeypatch):
     """It takes numbers, which a graph would keep; and ours would not be called."""
     monkeypatch.setattr(A2CBase, "use_fused_kernel", True, raising=False)
-    for changes, expected in (({}, False), ({"use_diagnostics": True}, True), ({"triton": False}, True)):
+    for changes, expected in (({}, False), ({"use_diagnostics": True}, True), ({"rl_triton": False}, True)):
         assert make_agent("triton", env, tmp_path, changes).use_fused_kernel == expected
 
 
 def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     agent = make_agent("triton", "pendulum", tmp_path)
-    assert agent.describe_step() == "updates are captured"
+    assert agent.describe() == "updates are captured"
     agent.actor_loss_func = own_loss
-    assert agent.describe_step() == "updates are those of RL-Games: actor_loss_func is not RL-Games'"
+    assert agent.describe() == "updates are those of RL-Games: actor_loss_func is not RL-Games'"
     for name in ("bound_loss", "calc_gradients"):
         agent = make_agent("triton", "pendulum", tmp_path)
         override(agent, name)
-        assert f"those of RL-Games: this TritonA2CAgent has its own {name}" in agent.describe_step()
+        assert f"those of RL-Games: this TritonA2CAgent has its own {name}" in agent.describe()
     behind = type("Ours", (CLASSES["pendulum"], Own), {})
     agent = make_agent("triton", "pendulum", tmp_path, kind=behind)
-    assert agent.describe_step().startswith("updates are those of RL-Games: Own has its own calc_gradients (")
+    assert agent.describe().startswith("updates are those of RL-Games: Own has its own calc_gradients (")
 
 
 def train_in_rank(rank, device, arm, folder):
@@ -426,7 +426,7 @@ def train_in_rank(rank, device, arm, folder):
     return (
         get_state(agent),
         [agent.last_lr, agent.central_value_net.lr],
-        "" if arm == "stock" else agent.describe_step(),
+        "" if arm == "stock" else agent.describe(),
     )
 
 

@@ -48,9 +48,9 @@ def test_every_function_of_an_update(env, tmp_path, monkeypatch):
         for agent in agents:
             copy_state(start, list_tensors(agent))
         with change():
-            hows[name] = ours.describe_step()
+            hows[name] = ours.describe()
             update(stock), update(ours)
             compare(ours, stock, rtol=1e-4, atol=2e-6)
     own, other = hows["rl_games.algos_torch.torch_ext.apply_masks"].split("; of the central value network, ")
     assert "apply_masks is replaced." in other and ("apply_masks is replaced." in own)
-    assert hows["numbers"] == hows["A2CBase.set_train"] == ours.describe_step() == CAPTURED[1]
+    assert hows["numbers"] == hows["A2CBase.set_train"] == ours.describe() == CAPTURED[1]

@@ -182,7 +182,7 @@ def test_an_interrupted_update_leaves_what_that_of_rsl_rl_does(captured, monkeyp
         group | {"lr": pytest.approx(group["lr"])} for group in stock.alg.optimizer.state_dict()["param_groups"]
     ]
     assert vars(ours.alg.optimizer).keys() == vars(stock.alg.optimizer).keys()
-    assert {*vars(ours.alg)} - {*vars(stock.alg)} == {"triton", "_rl_triton"}
+    assert {*vars(ours.alg)} - {*vars(stock.alg)} == {"enabled", "_rl_triton"}
     train(ours, 1), train(stock, 1)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
 
@@ -215,14 +215,14 @@ def test_training_on_a_gpu(device, recwarn):
 
 
 def test_switched_off_it_is_stock():
-    stock, ours = make_runner("PPO"), make_runner(OURS, triton=False)
+    stock, ours = make_runner("PPO"), make_runner(OURS, enabled=False)
     assert train(stock, 2) == train(ours, 2)
     compare(ours, stock, rtol=0, atol=0)
 
 
 def test_the_switch_is_a_bool():
-    with pytest.raises(TypeError, match="triton: got str, expected a bool"):
-        make_runner(OURS, triton="false")
+    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
+        make_runner(OURS, enabled="false")
 
 
 @pytest.mark.parametrize(("before", "after"), [("PPO", OURS), (OURS, "PPO")])

@@ -122,13 +122,13 @@ def test_parameters_that_an_optimizer_has_twice(monkeypatch):
         runner.alg.optimizer = torch.optim.Adam(parameters, lr=1e-3)
     train(stock, 2), train(ours, 2)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
-    assert "Adam has a parameter twice" in ours.alg.describe_step()
+    assert "Adam has a parameter twice" in ours.alg.describe()
 
 
 def test_minibatches_without_samples_are_left_to_the_package():
     runner = make_runner(OURS, num_mini_batches=1000)
     train(runner, 1)
-    assert "there are more minibatches than samples" in runner.alg.describe_step()
+    assert "there are more minibatches than samples" in runner.alg.describe()
 
 
 @torch._dynamo.config.patch(disable=True)  # so that nothing is compiled here
@@ -157,5 +157,5 @@ def test_what_is_not_served_updates_as_stock(change, reason):
     runner = make(OURS, "gru")
     assert not runner.alg.obstacle
     change(runner.alg)
-    runner.alg.describe_step()
+    runner.alg.describe()
     assert runner.alg.obstacle.startswith(reason)

@@ -73,9 +73,9 @@ def test_names_of_users_are_free():
     names = {name for x in front for name in vars(x) if not name.startswith("__")}
     assert names == {"compute_returns", "process_env_step", "update"}
     methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
-    own = type("Own", (PPO,), methods | {"describe_step": lambda self: "own"})
+    own = type("Own", (PPO,), methods | {"describe": lambda self: "own"})
     alg = make_runner(type("Ours", (TritonPPO, own), {})).alg
-    assert alg.describe_step() == "own"
+    assert alg.describe() == "own"
     for name in names:
         assert getattr(alg, name)(1, 2, x=3) == ((1, 2), {"x": 3})
 

@@ -52,7 +52,7 @@ def train_in_rank(rank, device, arm, _):
         found["losses"] = torch.tensor([[*row.values()] for row in losses])
         states |= {f"{case}: {name}": x for name, x in found.items()}
         rates.append(alg.learning_rate)
-        hows |= {"" if arm == "stock" else alg.describe_step()}
+        hows |= {"" if arm == "stock" else alg.describe()}
     (how,) = hows
     assert abs(rates[0] - 1e-3) > 1e-4  # it adapts
     return states, rates, how

@@ -33,7 +33,7 @@ def test_every_function_of_an_update(network, monkeypatch):
             copy_state(start, list_tensors(runner))
             runner.alg.learning_rate = 1e-3
         with change():
-            hows[name] = ours.alg.describe_step()
+            hows[name] = ours.alg.describe()
             for runner in runners:
                 torch.manual_seed(0)
                 runner.alg.update()
@@ -41,4 +41,4 @@ def test_every_function_of_an_update(network, monkeypatch):
     assert ".clip_grad_norm_ is replaced." in hows["torch.nn.utils.clip_grad.clip_grad_norm_"]
     for name in ("a class with MLPModel.get_output_log_prob", "own GaussianDistribution.log_prob"):
         assert hows[name].startswith("updates are captured; losses are those of log-probabilities: ")
-    assert hows["numbers"] == ours.alg.describe_step() == "updates are captured"
+    assert hows["numbers"] == ours.alg.describe() == "updates are captured"

@@ -99,10 +99,10 @@ def test_an_update_behind_ours_is_refused():
 @pytest.mark.parametrize("agent_class", [PPO, RPO])
 def test_names_of_users_are_free(agent_class):
     """In front of theirs we have names of skrl's alone; what they call the same is theirs."""
-    own = type("Own", (agent_class,), {"describe_step": lambda self: "own", "recapture": None})
+    own = type("Own", (agent_class,), {"describe": lambda self: "own", "recapture": None})
     kind = make_triton_class(own)
     assert {name for name in vars(kind) if not name.startswith(("_abc_", "__", "_rl_triton"))} == {"update"}
-    assert kind.describe_step is own.describe_step and kind.recapture is None
+    assert kind.describe is own.describe and kind.recapture is None
 
 
 METHODS = [

@@ -108,7 +108,7 @@ def test_an_update_is_that_of_skrl(case, captured, tmp_path, monkeypatch):
         allow_captures(monkeypatch)
     ours = train(TritonRunner, tmp_path, case, iterations)
     kind = "captured" if captured else "accelerated without a graph"
-    assert ours.describe_step().startswith(f"updates are {kind}")
+    assert ours.describe().startswith(f"updates are {kind}")
     compare(ours, stock, rtol=0, atol=0)
     if captured:
         assert ours._rl_triton.step.graphs.replays > 10
@@ -120,7 +120,7 @@ def test_training_is_that_of_skrl_up_to_rounding(case, device, tmp_path):
     stock, ours = (train(x, tmp_path, case, 3, device) for x in (Runner, TritonRunner))
     assert type(ours).__name__ == f"Triton{CASES[case][1].upper()}"
     if device == "cuda":
-        assert ours.describe_step() == "updates are captured"
+        assert ours.describe() == "updates are captured"
     expected = list_state(stock)
     for name, x in list_state(ours).items():
         tolerance = {"rtol": 1e-4, "atol": 1e-5} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
@@ -163,7 +163,7 @@ def test_an_update_that_a_program_replaces_runs(tmp_path, monkeypatch):
     agent, calls = train(TritonRunner, tmp_path, "continuous", 1), []
     monkeypatch.setattr(PPO, "update", lambda self, **kwargs: calls.append(kwargs))
     update(agent)
-    assert calls and agent.describe_step().startswith("updates are those of skrl: PPO has its own update")
+    assert calls and agent.describe().startswith("updates are those of skrl: PPO has its own update")
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
@@ -241,7 +241,7 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
         runner = make_runner(runner_class, tmp_path, "discrete", 2)
         change(runner.agent)
         if runner_class is TritonRunner:
-            assert runner.agent.describe_step().startswith(f"updates are those of skrl: {reason}")
+            assert runner.agent.describe().startswith(f"updates are those of skrl: {reason}")
             with pytest.warns(RuntimeWarning, match=f"TritonPPO updates as skrl does: {reason}"):
                 runner.run("train")
         else:
@@ -253,7 +253,7 @@ def test_what_is_not_served_is_the_update_of_skrl(change, reason, tmp_path):
 def test_an_agent_without_a_memory_says_so(tmp_path):
     agent = make_runner(TritonRunner, tmp_path, "discrete", 2).agent
     agent.memory = None
-    assert agent.describe_step() == "updates are those of skrl: the agent has no memory to learn from"
+    assert agent.describe() == "updates are those of skrl: the agent has no memory to learn from"
 
 
 def train_in_rank(rank, device, arm, folder):
@@ -264,7 +264,7 @@ def train_in_rank(rank, device, arm, folder):
     runner.run("train")
     rates = runner.agent.tracking_data["Learning / Learning rate"]
     assert len(set(rates)) > 1
-    return list_state(runner.agent), rates, "" if arm == "stock" else runner.agent.describe_step()
+    return list_state(runner.agent), rates, "" if arm == "stock" else runner.agent.describe()
 
 
 @SETUPS
@@ -276,7 +276,7 @@ def test_an_early_stop_of_several_processes_is_that_of_skrl(tmp_path, monkeypatc
     agent = make_runner(TritonRunner, tmp_path, "early stop", 1).agent
     monkeypatch.setattr(_skrl_update.config.torch, "_is_distributed", True)
     reason = "with kl_threshold, one of several processes stops alone"
-    assert agent.describe_step() == f"updates are those of skrl: {reason}"
+    assert agent.describe() == f"updates are those of skrl: {reason}"
 
 
 def test_an_early_stop_in_mixed_precision_has_no_graph(tmp_path, monkeypatch):
@@ -284,4 +284,4 @@ def test_an_early_stop_in_mixed_precision_has_no_graph(tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     agent = make_runner(TritonRunner, tmp_path, "mixed precision", 1).agent
     agent.cfg.kl_threshold = 0.01
-    assert agent.describe_step() == "updates are accelerated without a graph: kl_threshold with mixed precision"
+    assert agent.describe() == "updates are accelerated without a graph: kl_threshold with mixed precision"

@@ -33,11 +33,11 @@ def test_every_function_of_an_update(case, tmp_path, monkeypatch):
     for name, change in list_changes(ran, agents, list_things):
         copy_state(list_tensors(stock), list_tensors(ours))
         with change():
-            hows[name] = ours.describe_step()
+            hows[name] = ours.describe()
             update(stock), update(ours)
             compare(ours, stock, rtol=0, atol=0)
     assert hows["torch.nn.functional.mse_loss"].startswith(
         "updates are those of skrl: torch.nn.functional.mse_loss is "
     )
-    assert hows["a class with Memory.get_tensor_by_name"] == hows["numbers"] == ours.describe_step()
-    assert ours.describe_step() == "updates are captured"
+    assert hows["a class with Memory.get_tensor_by_name"] == hows["numbers"] == ours.describe()
+    assert ours.describe() == "updates are captured"

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 from rl_triton_adapters._check import with_check
 from rl_triton_adapters._optimizers import clip_gradients, fused
 from rl_triton_adapters._overrides import find_own, list_stock
-from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, check_acceleration, replace_methods
+from rl_triton_adapters._switch import check_enabled, find_off_switch
+from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
@@ -38,7 +38,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     """Update and act with fewer operations; on a GPU, with captured ones.
 
     Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
-    `describe_step` says why.
+    `describe` says why.
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = DEVICES
@@ -65,12 +65,12 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
-        self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
+        self.enabled = check_enabled(self.enabled)  # `load` has set it
         kwargs = dict(self.rollout_buffer_kwargs)
         self._chooses_buffer = self.rollout_buffer_class is None
         if self._chooses_buffer:
             kwargs.pop("backend", None)  # of ours alone
-            if self.acceleration == "auto" and not find_off_switch():
+            if self.enabled and not find_off_switch():
                 self.rollout_buffer_class = rollout_buffer_class_for(self.observation_space, type(self), verbose=0)
             else:
                 self.rollout_buffer_kwargs = kwargs

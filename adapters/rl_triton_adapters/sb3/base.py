@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from rl_triton_adapters._overrides import find_override, find_replaced, list_modules, list_stock
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters._switch import check_enabled, find_off_switch
 from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import warn
@@ -19,7 +19,6 @@ from rl_triton_core.extending import warn
 # isort: split
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-ACCELERATIONS = ("auto", "off")
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
 HELD = (*PACKAGES, "torch.optim")
@@ -30,7 +29,7 @@ REPLACED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 class AcceleratedAlgorithm(BaseAlgorithm):
     """An algorithm whose gradient steps and acting are captured on a GPU, and have fewer operations elsewhere.
 
-    Where `is_accelerated` is False, the stock algorithm's own methods run, and `describe_step` says why.
+    Where `is_accelerated` is False, the stock algorithm's own methods run, and `describe` says why.
     """
 
     read_settings: ClassVar[tuple[str, ...]] = ()
@@ -45,8 +44,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     _asked: tuple[Any, str] = (), ""
     _find_compiled: Any
 
-    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
-        self.acceleration = check_acceleration(acceleration)
+    def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
+        self.enabled = check_enabled(enabled)
         self._update = CapturedUpdate(self._make_step, max_graphs=self.max_graphs)
         self._acting: CapturedStep | None = None
         super().__init__(*args, **kwargs)
@@ -70,7 +69,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         self._find_update()
         return not self._update.stock
 
-    def describe_step(self) -> str:
+    def describe(self) -> str:
         """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
         if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
             return self._update.describe()
@@ -80,7 +79,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
         obstacles = {
-            "switched off": self.acceleration == "off",
+            "switched off": not self.enabled,
             f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
             "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
         }
@@ -120,7 +119,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def _find_update(self) -> CapturedStep:
         """The step of the policy and optimizers as they are now; it says why it is not captured."""
-        self.acceleration = check_acceleration(self.acceleration)  # it may have been set since
+        self.enabled = check_enabled(self.enabled)  # it may have been set since
         known, stock = self._update.step, self.find_obstacle()
         step = self._update.find_step(self._list_modules(), self._list_optimizers(), stock=stock)
         actors = self._list_actors()
@@ -128,7 +127,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             self._forget_inputs()
             enabled = False if stock or self.use_sde else None
             self._acting = CapturedStep(self._compute_actions, modules=actors, enabled=enabled)
-            is_asked_for = self.acceleration == "off" or find_off_switch()
+            is_asked_for = not self.enabled or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
                 text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
                 warn(text, RuntimeWarning, stacklevel=3)
@@ -144,16 +143,6 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     def _compute_actions(self, *args: Any) -> Any:
         """Act, as a captured step does."""
         raise NotImplementedError
-
-
-def check_acceleration(acceleration: str | bool) -> str:
-    """Return the argument of this name, or raise ValueError. YAML has bools for "off" and "on"."""
-    if isinstance(acceleration, bool):
-        return "auto" if acceleration else "off"
-    if acceleration not in ACCELERATIONS:
-        expected = f"expected one of {', '.join(ACCELERATIONS)}, or a bool"
-        raise ValueError(f"acceleration: got {acceleration!r}, {expected}")
-    return acceleration
 
 
 @contextmanager

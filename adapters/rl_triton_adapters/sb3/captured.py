@@ -159,13 +159,12 @@ class TritonPPO(PPOUpdateMixin, PPO):
     log-probabilities of equal parameters are those of `PPO`, bit for bit.
 
     Args:
-        acceleration: ``"auto"``, or True, does less work than `PPO`, and captures it where possible; ``"off"``, or
-            False, is `PPO`.
+        enabled: True does less work than `PPO`, and captures it where possible; False is `PPO`.
         args: As of `PPO`.
         kwargs: As of `PPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
-        ValueError: `acceleration` is none of these.
+        TypeError: `enabled` is no bool.
     """
 
 
@@ -175,7 +174,7 @@ class TritonA2C(AcceleratedMixin, A2C):
     Parameters are those of `A2C` up to rounding. While a rollout is collected, the policy's results are tensors in host
     memory. On a CPU, actions, values and log-probabilities of equal parameters are those of `A2C`, bit for bit.
 
-    Arguments, `acceleration` among them, are as of `TritonPPO`, and what is raised is.
+    Arguments, `enabled` among them, are as of `TritonPPO`, and what is raised is.
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained

@@ -16,9 +16,9 @@ from torch.nn import LSTM
 
 from rl_triton_adapters._optimizers import fused
 from rl_triton_adapters._overrides import find_override, has_hooks
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters._switch import check_enabled, find_off_switch
 from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.sb3.base import PACKAGES, check_acceleration, replace_methods
+from rl_triton_adapters.sb3.base import PACKAGES, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.policies import explain_head, list_sizes
@@ -67,7 +67,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     All that is said of `TritonPPO` holds, masks included. An update is that of `MaskablePPO` if a sample of its rollout
     has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
 
-    Arguments, `acceleration` among them, are as of `TritonPPO`, and what is raised is.
+    Arguments, `enabled` among them, are as of `TritonPPO`, and what is raised is.
     """
 
     fields: ClassVar = (*PPOUpdateMixin.fields, "action_masks")
@@ -98,7 +98,7 @@ class TritonRecurrentPPO(RecurrentPPO):
         *args: Any,
         rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
         rollout_buffer_kwargs: dict[str, Any] | None = None,
-        acceleration: str | bool = "off",
+        enabled: bool = False,
         _init_setup_model: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -108,17 +108,15 @@ class TritonRecurrentPPO(RecurrentPPO):
             *args: Passed on to RecurrentPPO.
             rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
             rollout_buffer_kwargs: Passed on to the rollout buffer.
-            acceleration: ``"auto"`` calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for
-                each: parameters are those of `RecurrentPPO` up to rounding, in less time. ``"off"``: bit for bit. True
-                is ``"auto"``, False is ``"off"``.
+            enabled: True calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for each:
+                parameters are those of `RecurrentPPO` up to rounding, in less time. False: bit for bit.
             _init_setup_model: Whether to make the networks and the buffer.
             **kwargs: Passed on to RecurrentPPO.
 
         Raises:
-            TypeError: If the class is not one of a recurrent rollout buffer.
-            ValueError: If `acceleration` is none of these.
+            TypeError: If the class is not one of a recurrent rollout buffer, or `enabled` is no bool.
         """
-        self.acceleration = check_acceleration(acceleration)
+        self.enabled = check_enabled(enabled)
         super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
         self.rollout_buffer_class = rollout_buffer_class
         self.rollout_buffer_kwargs = rollout_buffer_kwargs or {}
@@ -126,7 +124,7 @@ class TritonRecurrentPPO(RecurrentPPO):
             self._setup_model()
 
     def _setup_model(self) -> None:
-        self.acceleration = check_acceleration(self.acceleration)  # `load` has set it
+        self.enabled = check_enabled(self.enabled)  # `load` has set it
         super()._setup_model()
         buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
             self.observation_space, TritonRecurrentPPO, verbose=self.verbose
@@ -156,13 +154,13 @@ class TritonRecurrentPPO(RecurrentPPO):
         """Whether updates are other than those of RecurrentPPO."""
         return not self.find_obstacle()
 
-    def describe_step(self) -> str:
+    def describe(self) -> str:
         """Say whether updates are accelerated or those of RecurrentPPO, and why they are not captured."""
         return describe_update(self.find_obstacle() or "each minibatch has another shape", not self.is_accelerated)
 
     def find_obstacle(self) -> str:
         """Why RecurrentPPO's own update runs; empty if it does not."""
-        if find_off_switch() or check_acceleration(self.acceleration) == "off":
+        if find_off_switch() or not check_enabled(self.enabled):
             return find_off_switch() or "switched off"
         own = find_override(self.policy, ["_process_sequence"], PACKAGES)
         lstms = [getattr(self.policy, name, None) for name in ("lstm_actor", "lstm_critic")]

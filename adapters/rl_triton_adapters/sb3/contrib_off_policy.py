@@ -26,7 +26,7 @@ __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 class TritonTQC(EntropyMixin, TQC):
     """`TQC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `TQC`.
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `TQC`.
     """
 
     read_settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.read_settings, "top_quantiles_to_drop_per_net")
@@ -49,7 +49,7 @@ class TritonTQC(EntropyMixin, TQC):
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
     """`QRDQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `QRDQN`.
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `QRDQN`.
     """
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
 class TritonCrossQ(EntropyMixin, CrossQ):
     """`CrossQ` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `CrossQ`.
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `CrossQ`.
     """
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")

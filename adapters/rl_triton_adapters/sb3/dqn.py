@@ -37,7 +37,7 @@ class ValueUpdateMixin(OffPolicyMixin):
 class TritonDQN(ValueUpdateMixin, DQN):
     """`DQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `DQN`.
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `DQN`.
     """
 
     def _list_networks(self) -> Networks:

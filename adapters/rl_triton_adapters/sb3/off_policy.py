@@ -54,7 +54,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     """Make gradient steps and act with fewer operations; on a GPU, with captured ones.
 
     Put it in front of an off-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
-    `describe_step` says why.
+    `describe` says why.
     """
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
@@ -74,7 +74,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     critic_target: Any
     policy_delay: int
 
-    def __init__(self, *args: Any, acceleration: str | bool = "auto", **kwargs: Any) -> None:
+    def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
@@ -82,7 +82,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._is_learning = False
         self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
-        super().__init__(*args, acceleration=acceleration, **kwargs)
+        super().__init__(*args, enabled=enabled, **kwargs)
 
     def find_obstacle(self) -> str:
         """As for all algorithms; a policy may be wrapped, too, as by `torch.compile`."""

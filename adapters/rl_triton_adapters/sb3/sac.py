@@ -114,7 +114,7 @@ class TritonSAC(EntropyMixin, SAC):
     Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
     a few kernels, and what is logged is read once per update. On a CPU, parameters are those of `SAC` up to rounding.
 
-    Arguments, `acceleration` among them, are as of `SAC` and `TritonPPO`, and what is raised is.
+    Arguments, `enabled` among them, are as of `SAC` and `TritonPPO`, and what is raised is.
     """
 
     def _list_networks(self) -> Networks:

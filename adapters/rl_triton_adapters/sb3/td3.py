@@ -96,7 +96,7 @@ class TD3UpdateMixin(OffPolicyMixin):
 class TritonTD3(TD3UpdateMixin, TD3):
     """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    All that is said of `TritonSAC` holds. With `acceleration="off"` it is `TD3`.
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `TD3`.
     """
 
 

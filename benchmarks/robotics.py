@@ -31,9 +31,9 @@ from skrl.utils.runner.torch import Runner as SkrlRunner
 
 from benchmarks import harness
 from benchmarks.results import Row
+from rl_triton_adapters.common.update import release_graphs
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import TritonRunner, estimate_advantages
-from rl_triton_adapters.updates import release_graphs
 
 Calls = dict[str, harness.Call]
 Times = dict[str, dict[str, list[list[float]]]]

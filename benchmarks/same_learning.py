@@ -148,7 +148,7 @@ def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
 
 def fuse_adam(kind: Any) -> Any:
     """Stock with PyTorch's fused Adam."""
-    from rl_triton_adapters._optimizers import fuse_optimizer
+    from rl_triton_adapters.common.optimizers import fuse_optimizer
 
     class Fused(kind):
         """That."""

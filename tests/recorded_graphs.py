@@ -81,7 +81,7 @@ class Streams:
     def installed(self):
         """Inside, they are those of the device; branches of adapters, if these are there, see that it captures."""
         functions = {"current_stream": lambda *_: self.current, "stream": self.use, "Stream": Stream}
-        branches = sys.modules.get("rl_triton_adapters._branches", SimpleNamespace(is_capturing=None))
+        branches = sys.modules.get("rl_triton_adapters.common.branches", SimpleNamespace(is_capturing=None))
         is_capturing = mock.patch.object(branches, "is_capturing", lambda: True)
         record_stream = mock.patch.object(torch.Tensor, "record_stream", lambda *_: None)
         with mock.patch.multiple(torch.cuda, **functions), is_capturing, record_stream:

@@ -9,7 +9,7 @@ saved is as without the flag. So ``rl_zoo3.enjoy`` needs none. Hyperparameters k
 among them is the switch.
 """
 
-from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_adapters.sb3.enabling import list_places
 
 try:

@@ -67,7 +67,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) -> Any:
     """A learner in this process, its V-Trace as one makes it of RLlib's or ours."""
     from rl_triton_adapters import rllib
-    from rl_triton_adapters._copies import copy_function
+    from rl_triton_adapters.common.copies import copy_function
 
     config = prepare_config(create_config(setting.env), setting)
     config.env_runners(rollout_fragment_length=setting.num_steps)

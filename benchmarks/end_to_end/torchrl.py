@@ -50,7 +50,7 @@ class Training:
         from tensordict.nn import CudaGraphModule
         from torchrl.objectives import ClipPPOLoss
 
-        from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
+        from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 
         torch.manual_seed(0)
         self.setting, self.watch = setting, watch

@@ -21,7 +21,7 @@ from rl_triton_adapters.cleanrl import gae
 from rl_triton_adapters.sb3 import TritonA2C, TritonPPO, TritonRolloutBuffer
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.dqn import TritonDQN
-from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
+from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 
 REASON = "RL_TRITON=0 in the environment"
 SMALL = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}

@@ -31,7 +31,7 @@ def test_an_adapter_imports_only_public_names_of_the_core(adapter):
 
 
 def test_what_is_checked():
-    assert set(ADAPTERS) >= {"cleanrl", "rllib.gae", "sb3.captured", "sb3.contrib", "torchrl"}
+    assert set(ADAPTERS) >= {"cleanrl.__init__", "rllib.gae", "sb3.captured", "sb3.contrib", "torchrl.losses"}
     assert ("rl_triton_core", "compute_gae") in imported_from_core(ADAPTERS["rllib.gae"])
     assert "check_backend" in rl_triton_core.__all__
 
@@ -42,7 +42,7 @@ def test_what_is_checked():
         ("sb3", "stable_baselines3", "sb3"),
         ("sb3.contrib", "sb3_contrib", "sb3-contrib"),
         ("torchrl", "torchrl", "torchrl"),
-        ("torchrl_losses", "torchrl", "torchrl"),
+        ("torchrl.losses", "torchrl", "torchrl"),
     ],
 )
 def test_import_without_a_framework_says_what_to_install(module, package, extra, monkeypatch):

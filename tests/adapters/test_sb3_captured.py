@@ -31,8 +31,8 @@ from test_sb3 import DictCartPole
 from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
-from rl_triton_adapters import _optimizers
-from rl_triton_adapters._optimizers import clip_gradients, fuse_optimizer, is_fused
+from rl_triton_adapters.common import optimizers
+from rl_triton_adapters.common.optimizers import clip_gradients, fuse_optimizer, is_fused
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 from rl_triton_adapters.sb3.policies import can_draw
@@ -317,7 +317,7 @@ def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
 def test_steps_on_a_cpu_are_those_of_stock(task, monkeypatch):
     """The first rollout bit for bit, then parameters within rounding; the same logs and the same checkpoints."""
     models, rollouts, fused = [], [], []
-    monkeypatch.setattr(_optimizers, "fuse_optimizer", lambda x: fused.append(x) or fuse_optimizer(x))
+    monkeypatch.setattr(optimizers, "fuse_optimizer", lambda x: fused.append(x) or fuse_optimizer(x))
     for model in make_models(task, "cpu", **({} if task.startswith("a2c") else {"target_kl": 0.004})):
         model.learn(1, callback=lambda *_: True)
         rollouts.append([getattr(model.rollout_buffer, name) for name in ("actions", "values", "log_probs", "returns")])

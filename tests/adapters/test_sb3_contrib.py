@@ -35,7 +35,7 @@ from sb3_contrib.common.maskable import buffers as maskable
 from sb3_contrib.common.recurrent import buffers as recurrent
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
-from rl_triton_adapters._optimizers import is_fused
+from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3 import contrib as ours
 from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences

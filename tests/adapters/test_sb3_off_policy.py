@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
 
-from rl_triton_adapters import _branches
+from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC, list_renorms
@@ -228,9 +228,9 @@ def test_a_fixed_coefficient_and_sparse_gradients(kind):
 @pytest.mark.parametrize("kind", [x for x in STOCK if not is_discrete(x)])
 def test_branches_of_a_graph_change_no_bit(kind, device, monkeypatch):
     branched = train(kind, device=device)
-    forks, is_capturing = [], _branches.is_capturing
-    monkeypatch.setattr(_branches, "is_capturing", lambda: forks.append(is_capturing()))
-    monkeypatch.setattr(_branches.Writes, "watch", lambda *_: nullcontext())  # which would look in a capture, too
+    forks, is_capturing = [], branches.is_capturing
+    monkeypatch.setattr(branches, "is_capturing", lambda: forks.append(is_capturing()))
+    monkeypatch.setattr(branches.Writes, "watch", lambda *_: nullcontext())  # which would look in a capture, too
     compare_models(train(kind, device=device), branched, 0)
     assert any(forks)
 

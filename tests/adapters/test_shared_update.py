@@ -11,9 +11,9 @@ from processes import GLOO
 from recorded_graphs import allow_captures
 from torch import distributed, nn
 
-from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, release_optimizer
-from rl_triton_adapters._overrides import find_own, find_settings
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
+from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, release_optimizer
+from rl_triton_adapters.common.overrides import find_own, find_settings
+from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
 class Algorithm:

@@ -28,7 +28,7 @@ from test_torchrl_losses import DISTRIBUTIONS, compute_results, make_loss, make_
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import VTrace
 
-from rl_triton_adapters.torchrl_losses import TritonClipPPOLoss
+from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 
 pytestmark = pytest.mark.gpu
 

@@ -34,7 +34,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from rl_triton_adapters.torchrl import TritonGAE
-from rl_triton_adapters.torchrl_losses import KnownGradient, TritonClipPPOLoss, choose_head
+from rl_triton_adapters.torchrl.losses import KnownGradient, TritonClipPPOLoss, choose_head
 
 pytestmark = [
     pytest.mark.covering,

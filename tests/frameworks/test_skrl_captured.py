@@ -15,8 +15,7 @@ from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.utils.runner.torch import Runner
 from two_processes import SETUPS, check_training
 
-from rl_triton_adapters import _skrl_update
-from rl_triton_adapters.skrl import TritonRunner, replace_gae
+from rl_triton_adapters.skrl import TritonRunner, replace_gae, step
 
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
 RATES = {"kl_threshold": 0.002, "lr_factor": 2.0, "min_lr": 2**-20, "max_lr": 2**-7}
@@ -257,7 +256,7 @@ def test_an_agent_without_a_memory_says_so(tmp_path):
 
 
 def train_in_rank(rank, device, arm, folder):
-    vars(_skrl_update.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank, _device=f"cuda:{rank}")
+    vars(step.config.torch).update(_is_distributed=True, _world_size=2, _rank=rank, _device=f"cuda:{rank}")
     runner = make_runner(Runner if arm == "stock" else TritonRunner, folder, "adaptive", 3, device)
     runner.agent.scheduler.kl_threshold = 1e-5  # which all steps but the first exceed
     torch.manual_seed(rank)
@@ -274,7 +273,7 @@ def test_training_in_two_processes(device, kind, tmp_path):
 
 def test_an_early_stop_of_several_processes_is_that_of_skrl(tmp_path, monkeypatch):
     agent = make_runner(TritonRunner, tmp_path, "early stop", 1).agent
-    monkeypatch.setattr(_skrl_update.config.torch, "_is_distributed", True)
+    monkeypatch.setattr(step.config.torch, "_is_distributed", True)
     reason = "with kl_threshold, one of several processes stops alone"
     assert agent.describe() == f"updates are those of skrl: {reason}"
 

@@ -645,8 +645,8 @@ def plugin(monkeypatch):
     """What verl imports in each process, in one that has not imported the adapter."""
     monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
     monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl")
-    monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl_plugin", raising=False)
-    return lambda: importlib.import_module("rl_triton_adapters.verl_plugin")
+    monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl.plugin", raising=False)
+    return lambda: importlib.import_module("rl_triton_adapters.verl.plugin")
 
 
 @pytest.mark.parametrize("flag", [None, ""])

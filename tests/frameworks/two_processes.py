@@ -8,7 +8,7 @@ import torch
 from processes import GLOO, run_ranks
 from recorded_graphs import allow_captures
 
-from rl_triton_adapters.updates import release_graphs
+from rl_triton_adapters.common.update import release_graphs
 
 sys.modules.setdefault("gym", gymnasium)  # as in conftest.py, which is not imported in these processes
 TWO_GPUS = [pytest.mark.gpu, pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")]

@@ -13,7 +13,7 @@ A learner compiles what it needs when it is built, logs one line that says what 
 "rl_triton" of every update whether its advantages or V-Trace were ours.
 """
 
-from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.common.versions import explain_import
 
 try:
     from rl_triton_adapters.rllib.algorithms import TritonAPPO, TritonIMPALA, TritonPPO

@@ -14,7 +14,7 @@ from ray.rllib.connectors.learner import AddOneTsToEpisodesAndTruncate, general_
 from ray.rllib.core.columns import Columns
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.rllib.gae import compute_gae_of_slots
 from rl_triton_adapters.rllib.v_trace import vtrace
 from rl_triton_core import check_backend

@@ -17,9 +17,9 @@ from ray.rllib.core.models.torch.primitives import TorchMLP
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor, nn
 
-from rl_triton_adapters._overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.rllib.loss import FusedLoss
-from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 PACKAGES = ("ray",)

@@ -15,8 +15,8 @@ from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_replaced
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.common.overrides import find_replaced
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core import compute_gae, normalize_advantages, warm_up
 
 

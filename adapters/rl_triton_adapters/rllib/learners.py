@@ -22,7 +22,7 @@ from ray.rllib.utils.metrics import ALL_MODULES
 from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.rllib.check import check_ray, read_flags
 from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
 from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces, warm_up_gae

@@ -22,13 +22,13 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._optimizers import clip_by_norm, fuse_optimizer, release_optimizer
-from rl_triton_adapters._overrides import describe_own, find_own, list_modules, list_stock, reach
+from rl_triton_adapters.common.optimizers import clip_by_norm, fuse_optimizer, release_optimizer
+from rl_triton_adapters.common.overrides import describe_own, find_own, list_modules, list_stock, reach
+from rl_triton_adapters.common.update import CapturedUpdate, find_reason
 from rl_triton_adapters.rllib.compiled import PACKAGES, find_compiled, run_compiled
 from rl_triton_adapters.rllib.loss import DISTRIBUTIONS, FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
-from rl_triton_adapters.updates import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep, Reach, is_input, list_called, list_names
 from rl_triton_core.compiled import CompiledUpdate
 

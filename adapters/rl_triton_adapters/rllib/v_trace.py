@@ -12,8 +12,8 @@ import torch
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 from torch import Tensor
 
-from rl_triton_adapters._copies import copy_function
-from rl_triton_adapters._switch import with_switch
+from rl_triton_adapters.common.copies import copy_function
+from rl_triton_adapters.common.switch import with_switch
 from rl_triton_core import compute_vtrace, warm_up
 
 

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._optimizers import clip_gradients, fused
-from rl_triton_adapters._overrides import find_own, list_stock
-from rl_triton_adapters._switch import check_enabled, find_off_switch
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.optimizers import clip_gradients, fused
+from rl_triton_adapters.common.overrides import find_own, list_stock
+from rl_triton_adapters.common.switch import check_enabled, find_off_switch
+from rl_triton_adapters.common.update import DeferredChecks, find_reason
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
 from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
-from rl_triton_adapters.updates import DeferredChecks, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.compiled import CompiledUpdate
 

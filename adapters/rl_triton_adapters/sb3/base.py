@@ -10,9 +10,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from rl_triton_adapters._overrides import find_override, find_replaced, list_modules, list_stock
-from rl_triton_adapters._switch import check_enabled, find_off_switch
-from rl_triton_adapters.updates import CapturedUpdate, find_reason
+from rl_triton_adapters.common.overrides import find_override, find_replaced, list_modules, list_stock
+from rl_triton_adapters.common.switch import check_enabled, find_off_switch
+from rl_triton_adapters.common.update import CapturedUpdate, find_reason
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import warn
 

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_triton_adapters._versions import explain_import
 from rl_triton_adapters.cleanrl import RolloutBufferMixin
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core.extending import say
 
 try:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from rl_triton_adapters._overrides import find_override, find_own, has_hooks, list_modules
+from rl_triton_adapters.common.overrides import find_override, find_own, has_hooks, list_modules
+from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.policies import EXTRACTING, explain_head, find_head, list_sizes
-from rl_triton_adapters.updates import find_reason
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 from rl_triton_core.extending import say
 

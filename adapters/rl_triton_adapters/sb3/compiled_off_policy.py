@@ -9,7 +9,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from rl_triton_adapters._overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import COPIED_BYTES

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 from torch.nn import LSTM
 
-from rl_triton_adapters._optimizers import fused
-from rl_triton_adapters._overrides import find_override, has_hooks
-from rl_triton_adapters._switch import check_enabled, find_off_switch
-from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.common.optimizers import fused
+from rl_triton_adapters.common.overrides import find_override, has_hooks
+from rl_triton_adapters.common.switch import check_enabled, find_off_switch
+from rl_triton_adapters.common.update import describe_update
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_adapters.sb3.base import PACKAGES, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.policies import explain_head, list_sizes
-from rl_triton_adapters.updates import describe_update
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.overrides import TorchFunctionMode
 
-from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
 from rl_triton_adapters.sb3.sac import EntropyMixin
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torch.optim import Optimizer
 
-from rl_triton_adapters._optimizers import clip_gradients
+from rl_triton_adapters.common.optimizers import clip_gradients
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.sb3.sac import TritonSAC

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._overrides import find_own, list_stock
+from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.capture import is_input
 

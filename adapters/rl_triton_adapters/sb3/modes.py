@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from rl_triton_adapters._overrides import find_own, list_modules, list_stock
+from rl_triton_adapters.common.overrides import find_own, list_modules, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 
 

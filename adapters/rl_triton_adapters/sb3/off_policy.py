@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._branches import Fork, Writes, branch_networks
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._optimizers import fused
-from rl_triton_adapters._overrides import find_override, find_own
+from rl_triton_adapters.common.branches import Fork, Writes, branch_networks
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.optimizers import fused
+from rl_triton_adapters.common.overrides import find_override, find_own
+from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, can_act, find_compiled, predict, run_compiled
 from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
-from rl_triton_adapters.updates import DeferredChecks
 from rl_triton_core.capture import CapturedStep
 
 # isort: split

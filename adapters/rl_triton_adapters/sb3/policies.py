@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rl_triton_adapters._overrides import apply_modules, find_own, has_hooks, list_stock
+from rl_triton_adapters.common.overrides import apply_modules, find_own, has_hooks, list_stock
+from rl_triton_adapters.common.update import DeferredChecks, replace_nan
 from rl_triton_adapters.sb3.base import PACKAGES
-from rl_triton_adapters.updates import DeferredChecks, replace_nan
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 # isort: split

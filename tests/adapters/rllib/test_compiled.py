@@ -16,7 +16,7 @@ from test_captured import assert_same_states, make_agents_config, update_agents
 from test_updates import make_config
 from updates import POLICY, assert_same_updates, build_learner, count_calls, update_learner
 
-from rl_triton_adapters._optimizers import is_fused
+from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss, update
 
 NUM_UPDATES = 15

@@ -14,7 +14,7 @@ from test_captured_batches import LEARNERS, MAKE
 from test_updates import make_config
 from updates import assert_same_updates, build_learner, draw_episodes, update_learner
 
-from rl_triton_adapters._optimizers import is_fused
+from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 
 WAYS = {

@@ -43,8 +43,8 @@ from updates import (
     update_learner,
 )
 
-from rl_triton_adapters import _overrides
-from rl_triton_adapters._optimizers import fuse_optimizer, is_fused, set_fused
+from rl_triton_adapters.common import overrides
+from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
 from rl_triton_adapters.rllib.minibatches import BatchCycle, can_slice_minibatches, slice_minibatches
 from rl_triton_adapters.rllib.update import clip_gradients_at_once
@@ -136,7 +136,7 @@ def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update(
     counts = []
     for _ in range(3):
         update_learner(make_config("several categorical"), "several categorical", 1, learner)
-        counts.append((len(_overrides.NAMES), len(made)))
+        counts.append((len(overrides.NAMES), len(made)))
     assert counts[2][0] == counts[1][0] and counts[2][1] - counts[1][1] <= 12
 
 

@@ -2,9 +2,9 @@
 
 from toyrl import Agent
 
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters.updates import Described
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.overrides import find_override
+from rl_triton_adapters.common.update import Described
 from toyrl_adapter.advantages import estimate_advantages
 from toyrl_adapter.step import PACKAGES, Update
 

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 from toyrl import Agent, Policy
 
-from rl_triton_adapters._overrides import find_override, find_own, find_settings, has_hooks, list_modules
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, has_hooks, list_modules
+from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core.losses import Categorical, ppo_loss
 
 PACKAGES = ("toyrl", "toyrl_adapter")

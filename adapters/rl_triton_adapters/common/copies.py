@@ -5,7 +5,7 @@ from functools import update_wrapper
 from types import FunctionType
 from typing import Any
 
-from rl_triton_adapters._overrides import find_override
+from rl_triton_adapters.common.overrides import PREFIX, find_override
 
 
 def copy_function(function: Any, names: Mapping[str, Any], closure: tuple[Any, ...] | None = None) -> FunctionType:
@@ -31,7 +31,7 @@ class CopiedMethodsMixin:
         """Look for the methods behind all copies."""
         super().__init_subclass__(**kwargs)
         for base in cls.__mro__:
-            own = vars(base).values() if base.__module__.startswith(f"{__package__}.") else ()
+            own = vars(base).values() if base.__module__.startswith(PREFIX) else ()
             copies = [x for x in own if isinstance(x, FunctionType) and x.__module__ != base.__module__]
             packages = {x.__module__.partition(".")[0] for x in copies} | {"tensordict", "torch", __package__}
             hidden = find_override(cls, [x.__name__ for x in copies], tuple(packages), behind=base)

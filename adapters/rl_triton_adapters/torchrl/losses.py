@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical, Independent, Normal
 
-from rl_triton_adapters._overrides import find_override, find_own, find_replaced
-from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import find_reason
+from rl_triton_adapters.common.overrides import find_override, find_own, find_replaced
+from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.update import find_reason
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core.losses import (
     Gaussian,
     LogProbs,

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core import compute_gae
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
 from rl_triton_core.extending import RolloutLayout, check_flags, check_layout, check_number, check_per_step

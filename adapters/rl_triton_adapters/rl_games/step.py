@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._overrides import find_override, find_own, find_settings, list_modules, reach
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_reason
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
+from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import is_written_in, keep_buffers
 
 PACKAGES = ("rl_games",)

@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters._switch import find_off_switch
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core.capture import CapturedStep, find_group_obstacle
 from rl_triton_core.extending import warn
 

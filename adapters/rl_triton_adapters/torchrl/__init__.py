@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
-from rl_triton_adapters._switch import with_switch
-from rl_triton_adapters._versions import explain_import, explain_version
+from rl_triton_adapters.common.copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.switch import with_switch
+from rl_triton_adapters.common.versions import explain_import, explain_version
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
 try:

@@ -13,18 +13,18 @@ Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 from contextlib import nullcontext
 from typing import Any
 
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters._switch import check_enabled, find_off_switch
-from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import Described
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.overrides import find_override
+from rl_triton_adapters.common.switch import check_enabled, find_off_switch
+from rl_triton_adapters.common.update import Described
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import keep_buffers
 
 try:
     from rsl_rl.algorithms import PPO
 
-    from rl_triton_adapters._rsl_rl_step import PACKAGES, UPDATE_NORMALIZES, Update
+    from rl_triton_adapters.rsl_rl.step import PACKAGES, UPDATE_NORMALIZES, Update
 except ImportError as error:
     raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn import functional
 
-from rl_triton_adapters._overrides import find_override, find_own, find_settings, list_modules, reach
-from rl_triton_adapters.updates import CapturedUpdate, DeferredChecks, find_pointers, find_reason
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
+from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 # isort: split
 from skrl import config

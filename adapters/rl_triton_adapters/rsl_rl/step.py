@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from rl_triton_adapters._overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
-from rl_triton_adapters.updates import CapturedUpdate, find_pointers, find_reason
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
+from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find_reason
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 

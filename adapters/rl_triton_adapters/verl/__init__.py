@@ -27,8 +27,8 @@ import numpy.typing as npt
 import torch
 
 import rl_triton_core
-from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters._versions import explain_import
+from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number
 from rl_triton_core.losses import group_normalize, grpo_loss, token_log_probs

@@ -22,6 +22,8 @@ LIBRARIES = (
     *sys.stdlib_module_names - {"abc", "unittest"},  # classes that a user's call makes, and mocks
 )
 """Packages whose functions are no user's, besides the framework's."""
+ADAPTERS = __name__.partition(".")[0]
+PREFIX = f"{ADAPTERS}."
 UNREAD = {*dir(type("", (), {}))} - {"__getattribute__", "__setattr__"}
 """Methods that make, compare and show objects."""
 REACHED: dict[Any, tuple[Reach, str]] = {}
@@ -101,12 +103,12 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
     own = getattr(thing, "__dict__", {}) if kind is not thing else {}
     kind = getattr(kind, "__ray_actor_class__", kind)  # Ray wraps all methods of its actors
     for name, x in ((name, own[name]) for name in own.keys() & names):
-        if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((__package__,), x):
+        if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((ADAPTERS,), x):
             return f"this {kind.__name__} has its own {name}{locate(x)}"
     owners, bases = split_bases(kind, packages)
     if owners and not bases:
         return f"{kind.__name__} derives from no class of {packages[0]}"
-    others = [x for x in kind.__mro__ if not x.__module__.startswith(f"{__package__}.")]  # ours call what is behind
+    others = [x for x in kind.__mro__ if not x.__module__.startswith(PREFIX)]  # ours call what is behind
     for owner in owners:
         for name, x in vars(owner).items():
             is_read = name in names or name[:2] == "__"

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters._overrides import find_override
-from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters._versions import explain_import
-from rl_triton_adapters.updates import Described
+from rl_triton_adapters.common.overrides import find_override
+from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.update import Described
+from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae
 from rl_triton_core.capture import is_written_in
 from rl_triton_core.extending import warn
@@ -28,7 +28,7 @@ try:
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common import common_losses
 
-    from rl_triton_adapters._rl_games_update import PACKAGES, CapturedUpdateMixin
+    from rl_triton_adapters.rl_games.step import PACKAGES, CapturedUpdateMixin
 except ImportError as error:
     raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 

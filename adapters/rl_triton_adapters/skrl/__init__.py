@@ -18,11 +18,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_triton_adapters._check import with_check
-from rl_triton_adapters._copies import CopiedMethodsMixin, copy_function
-from rl_triton_adapters._switch import find_off_switch
-from rl_triton_adapters._versions import explain_import, explain_version
-from rl_triton_adapters.updates import Described
+from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.update import Described
+from rl_triton_adapters.common.versions import explain_import, explain_version
 from rl_triton_core import compute_gae, normalize_advantages
 
 NEEDED = "2.1"
@@ -33,7 +33,7 @@ try:
     from skrl.agents.torch.ppo import PPO
     from skrl.utils.runner.torch import Runner
 
-    from rl_triton_adapters._skrl_update import A2CUpdate, PPOUpdate, capture_update
+    from rl_triton_adapters.skrl.step import A2CUpdate, PPOUpdate, capture_update
 except ImportError as error:
     raise explain_import(__name__, error, "skrl", NEEDED) from error
 

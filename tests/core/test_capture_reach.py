@@ -1,7 +1,8 @@
 """What code can run is found by the names in it."""
 
 import importlib
-from functools import partial
+import json
+from functools import partial, wraps
 
 import pytest
 import torch
@@ -56,6 +57,16 @@ def test_what_code_can_run(monkeypatch):
 def test_a_foreign_function_is_said(own):
     assert describe_foreign("torch.nn.functional", "relu", functional.relu, {"torch"}) == ""
     assert describe_foreign("torch.nn.functional", "relu", own, {"torch", "functools"}).startswith("torch.nn.")
+
+
+def test_what_is_at_home_is_no_replacement(monkeypatch):
+    """Whosever module it is; nor is what a library's function has made for a class of its own module."""
+    assert describe_foreign("json", "dumps", json.dumps, set()) == ""
+    assert describe_foreign("json", "dumps", json.loads, set()) and describe_foreign("toml", "dumps", json.dumps, set())
+    assert describe_foreign("json", "dumps", wraps(json.dumps)(lambda x: ""), set())
+    kind = torch.distributed.rpc.api.RRef
+    assert kind.backward.__name__ == "method" and describe_foreign("RRef", "backward", kind.backward, {"torch"}) == ""
+    assert describe_foreign("RRef", "to_there", kind.backward, {"torch"})
 
 
 def test_a_partial_function_that_a_library_makes(tmp_path, monkeypatch):

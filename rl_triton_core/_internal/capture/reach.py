@@ -156,12 +156,22 @@ def is_made_as(key: str, x: Any) -> bool:
     return getattr(home, key, None) is x and any(line.startswith(f"{key} = ") and "partial(" in line for line in lines)
 
 
+def is_made_for(place: str, key: str, x: Any, home: str) -> bool:
+    """Whether a function that another one has made is in a class of the module where both were written."""
+    kind = getattr(sys.modules.get(home), place, None)
+    return "<locals>" in getattr(x, "__qualname__", "") and getattr(kind, "__dict__", {}).get(key) is x
+
+
 def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
-    """What is said of a function that is not a library's, or has another name than it is found by; else nothing."""
+    """What is said of a function that is not a library's, or has another name than it is found by; else nothing.
+
+    What is found in the module where it was written, under its name, is nobody's replacement, whosever module it is.
+    """
     functions = [*list_functions(x)]
     homes = list_homes(x) or [type(x).__module__]
-    is_known = all(home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
+    is_known = all(home == place or home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
     has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
+    has_name = has_name or is_made_for(place, key, x, homes[-1])
     if is_known and (is_made_as(key, x) if isinstance(x, partial) else has_name or not functions):
         return ""
     return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"

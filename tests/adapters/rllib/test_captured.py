@@ -507,6 +507,16 @@ def update_share(rank):
     return ours[1]
 
 
+def describe_share(rank):
+    learner = build_learner(enable_triton(make_config("gaussian").learners(num_learners=2)))
+    return learner.describe()
+
+
+def test_learners_that_average_gradients_are_ours_on_a_cpu(tmp_path):
+    for said in run_ranks(describe_share, tmp_path, ranks=2, kind="gloo"):
+        assert "the fused loss of default_policy; updates are accelerated without a graph" in said
+
+
 @pytest.mark.gpu
 def test_learners_that_average_gradients_are_captured(tmp_path):
     weights = run_ranks(update_share, tmp_path, ranks=min(2, torch.cuda.device_count()), kind="nccl")

@@ -13,7 +13,7 @@ from rl_triton_adapters.sb3.sac import TritonSAC
 KINDS = {
     TritonPPO: {"n_steps": 32},
     TritonA2C: {},
-    TritonSAC: {"learning_starts": 8},
+    TritonSAC: {"learning_starts": 8, "policy_kwargs": {"optimizer_kwargs": {"eps": 1e-5}}},  # Adam enlarges rounding
     TritonDQN: {"learning_starts": 8},
 }
 LINE = r"RL_TRITON_CHECK: (\w+)\.train (\d): parameters moved by (\S+) and differ by (\S+) from"

@@ -98,8 +98,15 @@ def train_algorithm(config, *asked, before=None, iterations=2):
     with stopping(config.build_algo()) as algorithm:
         if before is not None:
             of_learners(algorithm, before)
-        results = [algorithm.train()["learners"] for _ in range(iterations)]
+        results = [train_once(algorithm) for _ in range(iterations)]
         return results, algorithm.learner_group.get_weights(), *(of_learners(algorithm, ask) for ask in asked)
+
+
+def train_once(algorithm):
+    """Losses of an iteration; a learner of its own has none while its first update is being compiled."""
+    while "learners" not in (result := algorithm.train()):
+        pass
+    return result["learners"]
 
 
 def assert_same_training(stock, ours, names=LOSSES):

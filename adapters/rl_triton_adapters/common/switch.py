@@ -20,10 +20,10 @@ def find_off_switch() -> str:
     return "RL_TRITON=0 in the environment" if flag == "0" else ""
 
 
-def check_enabled(enabled: Any) -> bool:
-    """The argument of this name, which has to be a bool."""
+def check_enabled(enabled: Any, name: str = "enabled") -> bool:
+    """The argument, or the key of a configuration, of this name, which has to be a bool."""
     if not isinstance(enabled, bool):
-        raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool")
+        raise TypeError(f"{name}: got {type(enabled).__name__}, expected a bool")
     return enabled
 
 

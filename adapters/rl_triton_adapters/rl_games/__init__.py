@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters.common.overrides import find_override
-from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae
@@ -48,10 +48,7 @@ class TritonAdvantagesMixin:
         Raises:
             TypeError: The switch is no bool.
         """
-        enabled = params["config"].get("rl_triton", True)
-        if not isinstance(enabled, bool):
-            raise TypeError(f"rl_triton: got {type(enabled).__name__}, expected a bool")
-        self.enabled = enabled and not find_off_switch()
+        self.enabled = check_enabled(params["config"].get("rl_triton", True), "rl_triton") and not find_off_switch()
         super().__init__(base_name, params)  # type: ignore[call-arg]
 
     def discount_values(self, *args: Any, **kwargs: Any) -> Tensor:

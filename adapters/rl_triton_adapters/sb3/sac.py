@@ -121,10 +121,8 @@ class TritonSAC(EntropyMixin, SAC):
         actor, options = self.actor, {"optimizer": self.critic.optimizer, "actor_optimizer": self.actor.optimizer}
         if self._learns_entropy:
             options |= {"log_entropy_coef": self.log_ent_coef, "entropy_optimizer": self.ent_coef_optimizer}
-        owners, critics = (
-            [actor, self.critic, self.critic_target],
-            (self.critic.q_networks, self.critic_target.q_networks),
-        )
+        owners = [actor, self.critic, self.critic_target]
+        critics = self.critic.q_networks, self.critic_target.q_networks
         return Networks(owners, *critics, [[actor.latent_pi, x] for x in (actor.mu, actor.log_std)], options)
 
     def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:

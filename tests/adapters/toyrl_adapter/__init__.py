@@ -4,6 +4,7 @@ from toyrl import Agent
 
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.overrides import find_override
+from rl_triton_adapters.common.switch import check_enabled
 from rl_triton_adapters.common.update import Described
 from toyrl_adapter.advantages import estimate_advantages
 from toyrl_adapter.step import PACKAGES, Update
@@ -17,10 +18,8 @@ class TritonAgent(Agent, Described):
     """
 
     def __init__(self, *args, enabled=True, **kwargs):
-        if not isinstance(enabled, bool):
-            raise TypeError(f"enabled: got {type(enabled).__name__}, expected a bool")
         super().__init__(*args, **kwargs)
-        self.enabled, self._rl_triton = enabled, Update(self, TritonAgent)
+        self.enabled, self._rl_triton = check_enabled(enabled), Update(self, TritonAgent)
         self._rl_triton.prepare()
 
     def compute_advantages(self, last_value):

@@ -193,7 +193,9 @@ def check_number(name: str, number: Any, low: float, high: float, or_infinity: b
         return number  # type: ignore[return-value]
     value = float(number)
     if not (low <= value <= high and (or_infinity or -math.inf < value < math.inf)):
-        raise ValueError(f"{name}: got {number!r}, expected a number {describe_bounds(low, high, or_infinity)}")
+        # No call within the message: where torch.compile leaves its graph at one, it loses the text before it.
+        bounds = describe_bounds(low, high, or_infinity)
+        raise ValueError(f"{name}: got {number!r}, expected a number {bounds}")
     return value
 
 

@@ -24,6 +24,7 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
 
 from benchmarks import results
+from benchmarks.calls import SUITES
 from benchmarks.end_to_end import run
 
 
@@ -48,10 +49,9 @@ class Benchmark(NamedTuple):
         return module.SUITES[self.argument] if self.argument else module
 
 
-CALLS = ("headline", "sweep", "rows", "retrace_long", "long", "large", "flags", "bf16", "variants", "huge", "cpu")
 RAY = ("ray", "gymnasium")
 BENCHMARKS = {
-    **{f"calls_{name}": Benchmark("calls", argument=name) for name in CALLS},
+    **{f"calls_{name}": Benchmark("calls", argument=name) for name in SUITES},
     "first_call": Benchmark("first_call", ("numba",)),
     "losses": Benchmark("losses"),
     "packed": Benchmark("packed"),
@@ -60,12 +60,12 @@ BENCHMARKS = {
     "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
-    "multi_gpu": Benchmark("multi_gpu"),
+    "multi_gpu": Benchmark("multi_gpu", ("tqdm",)),
     "varying_batches": Benchmark("varying_batches", RAY),
     "learning": Benchmark("learning", ("stable_baselines3",)),
-    "same_learning": Benchmark("same_learning", ("stable_baselines3", "sb3_contrib")),
-    "same_learning_rllib": Benchmark("same_learning_rllib", RAY),
-    "cleanrl": Benchmark("end_to_end.cleanrl"),
+    "same_learning": Benchmark("learning", ("stable_baselines3", "sb3_contrib"), "sb3"),
+    "same_learning_rllib": Benchmark("learning", RAY, "rllib"),
+    "cleanrl": Benchmark("end_to_end.cleanrl", ("tqdm",)),
     "sb3": Benchmark("end_to_end.sb3", ("stable_baselines3", "gymnasium")),
     "off_policy": Benchmark("off_policy", ("stable_baselines3", "sb3_contrib")),
     "torchrl": Benchmark("end_to_end.torchrl", ("torchrl", "tensordict")),

@@ -7,16 +7,24 @@ within a CUDA graph of many (`triton.testing.do_bench_cudagraph`).
 
 from __future__ import annotations
 
+import gc
 import itertools
+import multiprocessing
+import os
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from argparse import Namespace
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, wait
 from functools import cache
 from typing import Any
 
 import torch
+from torch import distributed
 
 from benchmarks.results import Row, make_row
+from rl_triton_core import set_num_threads
 
 Call = Callable[[], Any]
 FLOORS = ("null", "torch_add", "floor")
@@ -24,6 +32,9 @@ FLOORS = ("null", "torch_add", "floor")
 TURNS, BURST = 5, 50
 SECONDS = 1.0
 """About how long an arm is timed: slow calls come in shorter bursts."""
+PROCESSES = min(14, os.cpu_count() or 1)
+"""That compile: each takes some memory of the GPU."""
+A_DAY = 86_400.0
 
 
 def measure_arms(
@@ -32,13 +43,22 @@ def measure_arms(
     seconds: float | None = None,
     reference: str = "ours",
     host_only: Collection[str] = (),
+    moved: int = 0,
+    peaks: bool = False,
     **setting: Any,
 ) -> Iterator[Row]:
-    """The lines of all arms: full calls, and on a GPU the device's own time."""
+    """The lines of all arms: full calls, and on a GPU the device's own time.
+
+    There also that in which a copy moves so many bytes, if any, and on demand the peaks of memory.
+    """
     yield from list_times(time_in_turns(arms, device, seconds), reference, **setting)
-    for name in arms if device == "cuda" else ():
-        if name not in host_only:
-            yield measure_device(name, arms[name], **setting)
+    if device != "cuda":
+        return
+    yield from (measure_device(name, call, **setting) for name, call in arms.items() if name not in host_only)
+    if moved:
+        yield make_row("copy", "device", "µs", moved / measure_bandwidth(), **setting)
+    for name, call in arms.items() if peaks else ():
+        yield make_row(name, "peak", "MiB", measure_memory(call), **setting)
 
 
 def list_times(
@@ -81,6 +101,20 @@ def time_in_turns(
     return times
 
 
+def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 << 20) -> Iterator[list[str]]:
+    """The order of arms in each round, until the time is over, but at least and at most in so many rounds.
+
+    It is rotated, and every second time backwards, so that each arm takes every place equally often.
+    """
+    names, ends = list(arms), time.perf_counter() + seconds
+    for round_ in range(most if names else 0):
+        if round_ >= least and time.perf_counter() > ends:
+            return
+        first = round_ // 2 % len(names)
+        order = [*names[first:], *names[:first]]
+        yield order[::-1] if round_ % 2 else order
+
+
 def choose_burst(call: Call, device: str, seconds: float) -> int:
     """So many calls take so long, if they are no more than `BURST`."""
     first = min(time_call(call, device) for _ in range(2))
@@ -89,7 +123,7 @@ def choose_burst(call: Call, device: str, seconds: float) -> int:
 
 def time_call(call: Call, device: str) -> float:
     """One full call."""
-    if device != "cuda":
+    if not device.startswith("cuda"):
         start = time.perf_counter()
         call()
         return (time.perf_counter() - start) * 1e6
@@ -126,6 +160,17 @@ def measure_device(name: str, call: Call, **setting: Any) -> Row:
     return make_row(name, "device", "µs", [1e3 * x for x in times], **setting)
 
 
+def measure_memory(call: Call) -> float:
+    """The peak of a call that is warm, on a GPU, beyond what there is before."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    call()
+    return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+
 @cache
 def measure_bandwidth() -> float:
     """Bytes per microsecond, read and written, of a large elementwise copy on the GPU; measured once per process."""
@@ -133,3 +178,56 @@ def measure_bandwidth() -> float:
     target = torch.empty_like(source)
     row = measure_device("copy", lambda: torch.mul(source, 1.0, out=target))
     return 2 * source.nbytes / (row.median or float("nan"))
+
+
+# --- threads and processes --------------------------------------------------------------------------------------------
+
+
+def set_threads(count: int) -> None:
+    """Of PyTorch and of this library."""
+    torch.set_num_threads(count)
+    set_num_threads(count)
+
+
+def compile_ahead(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], options: Namespace) -> None:
+    """On a GPU, call a function in parallel processes, which fill the compilers' caches on disk.
+
+    What takes more than half of the time is compiled, and what fails fails again, where it is timed.
+    """
+    if options.device != "cuda":
+        return
+    seconds = min(A_DAY, (options.ends - time.perf_counter()) / 2)
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(PROCESSES, context, limit_compilers) as pool:
+        futures = [pool.submit(function, *job) for job in jobs]
+        unfinished = wait(futures, timeout=seconds).not_done
+        pool.shutdown(wait=not unfinished, cancel_futures=True)
+        for process in context.active_children() if unfinished else ():
+            process.terminate()
+    limit_compilers()
+
+
+def limit_compilers() -> None:
+    """One compiling thread per process."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+
+
+def run_in_group(function: Callable[..., Any], processes: int, device: str, *args: Any) -> Any:
+    """What the first of some processes returns, which average their gradients: a GPU each over NCCL, or over gloo."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(run_share, (folder, function, processes, device, *args), nprocs=processes)
+        return torch.load(f"{folder}/found")
+
+
+def run_share(rank: int, folder: str, function: Callable[..., Any], size: int, where: str, *args: Any) -> None:
+    """One of the processes."""
+    device = where if where == "cpu" else f"cuda:{rank}"
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    backend = "gloo" if device == "cpu" else "nccl"
+    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+    found = function(device, *args)
+    if rank == 0:
+        torch.save(found, f"{folder}/found")
+    distributed.barrier()  # one that parts earlier breaks off what others have not received
+    distributed.destroy_process_group()

@@ -1,28 +1,51 @@
-"""Algorithms of Stable-Baselines3 and ours from the same seeds: returns over steps and seconds.
+"""Whether ours learns what stock learns, and in less time: many runs of both from the same seeds.
 
 Each run is a process of its own with one thread, several at a time; arms take turns, and seeds take turns on the GPUs.
-A point is the mean return of the last 100 episodes, off policy of the last 10. Runs that the budget stops keep the
-points they have.
+`Curves` has a point for every iteration: the mean return of the last 100 episodes, off policy of the last 10. Runs that
+the budget stops keep the points they have. `Returns` says whether what is equal up to rounding learns as well. Rounding
+grows with every update, so runs of one seed differ in the end, and only many seeds tell. The control is stock with
+weights moved by 1e-7 of themselves before training: what rounding alone does.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import multiprocessing
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+from itertools import product
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from benchmarks import off_policy
-from benchmarks.end_to_end.sb3 import DRAWN, choose_algorithm, make_task
+from benchmarks.end_to_end.sb3 import DRAWN, find_class, make_task
 from benchmarks.results import Row, make_row
 
+GRACE = 10.0
+"""Seconds that runs have to return when the time is over."""
+EPISODES = 20
+"""Without exploration, after training."""
 
-class Setting(NamedTuple):
+
+def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespace) -> Iterator[Any]:
+    """What the runs return as they finish; those that have not begun when the time is over are left out."""
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+        found = pool.imap_unordered(train, runs, chunksize=1)
+        for _ in runs:
+            left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())
+            try:
+                yield found.next(left)
+            except multiprocessing.TimeoutError:
+                return
+
+
+# --- curves -----------------------------------------------------------------------------------------------------------
+
+
+class Curves(NamedTuple):
     """What is learned, and from how many seeds."""
 
     task: str
@@ -36,35 +59,32 @@ class Setting(NamedTuple):
     algorithm: str = "PPO"
 
 
-OPTIONS: dict[str, dict[str, Any]] = {
+CPU = [
+    Curves("CartPole-v1", 475.0, 131_072, 8, 128, 256),
+    Curves("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
+    Curves("InvertedPendulum-v5", 800.0, 147_456, 8, 128, 256),
+    Curves("Pendulum-v1", -400.0, 7_000, 1, 200, 256, algorithm="SAC"),
+    Curves("InvertedPendulum-v5", 500.0, 8_000, 1, 200, 256, algorithm="SAC"),
+]
+CPU = [x for x in CPU if importlib.util.find_spec("mujoco") or not x.task.startswith("Inverted")]
+SETTINGS = {
+    "cpu": CPU,
+    "cuda": [*CPU, Curves(DRAWN, 200.0, 61_440, 8, 128, 256, 16)],
+    "quick": [Curves("CartPole-v1", 1.0, 512, 2, 64, 64, 1)],
+}
+PPO_OPTIONS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"learning_rate": 1e-3, "n_epochs": 10},
     "Pendulum-v1": {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
     "InvertedPendulum-v5": {"learning_rate": 1e-3},
     DRAWN: {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9},
 }
-"""More arguments of `PPO`."""
-CPU = [
-    Setting("CartPole-v1", 475.0, 131_072, 8, 128, 256),
-    Setting("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
-    Setting("InvertedPendulum-v5", 800.0, 147_456, 8, 128, 256),
-    Setting("Pendulum-v1", -400.0, 7_000, 1, 200, 256, algorithm="SAC"),
-    Setting("InvertedPendulum-v5", 500.0, 8_000, 1, 200, 256, algorithm="SAC"),
-]
-CPU = [x for x in CPU if importlib.util.find_spec("mujoco") or not x.task.startswith("Inverted")]
-SETTINGS = {
-    "cpu": CPU,
-    "cuda": [*CPU, Setting(DRAWN, 200.0, 61_440, 8, 128, 256, 16)],
-    "quick": [Setting("CartPole-v1", 1.0, 512, 2, 64, 64, 1)],
-}
-ARMS = {"stock": "stock", "ours": "captured"}
-GRACE = 10.0
-"""Seconds that runs have to return when the time is over."""
+ARMS = ("stock", "ours")
 
 
 class Run(NamedTuple):
     """A training run, and when it is stopped: as `time.time` says it."""
 
-    setting: Setting
+    setting: Curves
     arm: str
     seed: int
     device: str
@@ -75,7 +95,6 @@ class Curve(NamedTuple):
     """The points of a run: steps, seconds and returns."""
 
     arm: str
-    seed: int
     points: list[tuple[int, float, float]]
 
     def find_target(self, target: float) -> tuple[int, float] | None:
@@ -83,20 +102,17 @@ class Curve(NamedTuple):
         return next(((steps, seconds) for steps, seconds, found in self.points if found >= target), None)
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Curves, options: Namespace) -> Iterator[Row]:
     """Every arm with every seed: curves, and when they reach the target. Quartiles are those over seeds."""
-    ends = time.time() + options.ends - time.perf_counter()
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
-    runs = [
-        Run(setting, arm, seed, devices[seed % len(devices)], ends)
-        for seed, arm in itertools.product(range(setting.seeds), ARMS)
-    ]
-    curves = [curve for curve in train_all(train, runs, options.jobs, ends) if curve.points]
+    ends = time.time() + options.ends - time.perf_counter()
+    runs = [Run(setting, x, i, devices[i % len(devices)], ends) for i, x in product(range(setting.seeds), ARMS)]
+    curves = [curve for curve in train_all(train, runs, options) if curve.points]
     for arm in ARMS:
         yield from describe_curves(arm, [x for x in curves if x.arm == arm], setting)
 
 
-def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator[Row]:
+def describe_curves(arm: str, curves: list[Curve], setting: Curves) -> Iterator[Row]:
     """The lines of an arm's runs, and a line for every point that all of them have."""
     reached = [found for curve in curves if (found := curve.find_target(setting.target_return)) is not None]
     finished = [x for x in curves if x.points[-1][0] >= setting.total_steps]
@@ -110,20 +126,8 @@ def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator
         yield make_row(arm, "time", "s", [seconds for _, seconds, _ in points], steps=points[0][0])
 
 
-def train_all(train: Callable[[Any], Any], runs: list[Any], jobs: int, ends: float) -> Iterator[Any]:
-    """The runs as they finish; those that have not begun when the time is over are left out."""
-    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=1) as pool:
-        found = pool.imap_unordered(train, runs, chunksize=1)
-        for _ in runs:
-            left = None if ends == float("inf") else max(0.0, ends + GRACE - time.time())
-            try:
-                yield found.next(left)
-            except multiprocessing.TimeoutError:
-                return
-
-
 def train(run: Run) -> Curve:
-    """One run, with a point for each of its iterations."""
+    """One run, with a point for each of its iterations, once it has compiled what it needs."""
     from stable_baselines3.common.callbacks import BaseCallback
 
     class Recorder(BaseCallback):
@@ -143,25 +147,197 @@ def train(run: Run) -> Curve:
     if run.device != "cpu":
         torch.cuda.set_device(run.device)
     points: list[tuple[int, float, float]] = []
-    model = make_model(run)
+    setting, options = run.setting, {"stats_window_size": 10}
+    if setting.algorithm == "PPO":
+        options = {"n_steps": setting.num_steps, **PPO_OPTIONS[setting.task]}
+    options |= {"batch_size": setting.batch_size, "seed": run.seed, "device": run.device}
+    model = find_class(run.arm, setting.algorithm)(*make_task(setting.task, setting.num_envs), **options)
     start = time.perf_counter()
-    model.learn(run.setting.total_steps, Recorder())
-    return Curve(run.arm, run.seed, points)
+    model.learn(setting.total_steps, Recorder())
+    return Curve(run.arm, points)
 
 
-def make_model(run: Run) -> Any:
-    """The algorithm of an arm, which has compiled what it needs."""
-    setting = run.setting
-    if setting.algorithm != "PPO":
-        kind = off_policy.choose_class(run.arm, setting.algorithm)
-        task = make_task(setting.task, setting.num_envs, run.seed)
-        options = {"batch_size": setting.batch_size, "stats_window_size": 10}
-        return kind(*task, device=run.device, seed=run.seed, **options)
-    return choose_algorithm(ARMS[run.arm])(
-        *make_task(setting.task, setting.num_envs, run.seed),
-        n_steps=setting.num_steps,
-        batch_size=setting.batch_size,
-        device=run.device,
-        seed=run.seed,
-        **OPTIONS[setting.task],
-    )
+# --- returns ----------------------------------------------------------------------------------------------------------
+
+
+class Returns(NamedTuple):
+    """What is learned, and from how many seeds."""
+
+    algorithm: str
+    task: str
+    total_steps: int
+    num_envs: int
+    target_return: float
+    seeds: int = 20
+
+
+class RLlibReturns(NamedTuple):
+    """The same of RLlib's PPO."""
+
+    task: str
+    iterations: int
+    steps_each: int
+    target_return: float
+    seeds: int = 8
+
+
+RECURRENT = Returns("RecurrentPPO", "CartPole-v1 without velocities", 50_000, 8, 450.0)
+MASKABLE = Returns("MaskablePPO", "InvalidActionEnvDiscrete", 20_000, 4, 90.0)
+ALL = [
+    RECURRENT,
+    Returns("A2C", "CartPole-v1", 100_000, 8, 450.0),
+    MASKABLE,
+    Returns("DQN", "CartPole-v1", 50_000, 1, 450.0),
+    Returns("TD3", "Pendulum-v1", 8_000, 1, -250.0),
+]
+QUICK = [x._replace(total_steps=300, seeds=1, target_return=-2000.0) for x in (RECURRENT, MASKABLE)]
+CARTPOLE = RLlibReturns("CartPole-v1", 16, 2048, 450.0)
+RETURNS_OPTIONS: dict[str, dict[str, Any]] = {
+    "RecurrentPPO": {  # of sb3-contrib's own test of learning
+        **{"n_steps": 128, "learning_rate": 7e-4, "batch_size": 256, "n_epochs": 10, "max_grad_norm": 1},
+        "gae_lambda": 0.98,
+        "policy_kwargs": {
+            **{"net_arch": {"vf": [64], "pi": []}, "lstm_hidden_size": 64, "ortho_init": False},
+            "enable_critic_lstm": True,
+        },
+    },
+    "A2C": {"n_steps": 16, "ent_coef": 0.0},
+    "MaskablePPO": {"n_steps": 64, "gamma": 0.4},
+    "DQN": {
+        **{"learning_rate": 2.3e-3, "batch_size": 64, "learning_starts": 1000, "target_update_interval": 10},
+        **{"train_freq": 64, "gradient_steps": 32, "exploration_fraction": 0.16, "exploration_final_eps": 0.04},
+    },
+    "TD3": {"gamma": 0.98, "learning_starts": 1000, "policy_kwargs": {"net_arch": [64, 64]}},
+}
+CONTROL, FUSED = "control", "fused Adam"
+"""The latter is stock with PyTorch's fused Adam, which is ours for TD3 on a CPU."""
+MORE_ARMS = dict.fromkeys(("RecurrentPPO", "TD3"), (CONTROL, FUSED))
+
+
+class Outcome(NamedTuple):
+    """Of one run: returns in training (the last episodes, or all iterations) and after it."""
+
+    arm: str
+    trained: float
+    evaluated: float
+
+
+class Comparison(NamedTuple):
+    """A benchmark of what runs return in the end: its settings, and what makes a run."""
+
+    SETTINGS: dict[str, list[Any]]
+    train: Callable[[tuple[Any, str, int, str]], Outcome]
+
+    def measure(self, setting: Any, options: Namespace) -> Iterator[Row]:
+        """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
+        arms = ("stock", *MORE_ARMS.get(getattr(setting, "algorithm", ""), ()), "ours")  # the quickest last
+        runs = [(setting, arm, seed, options.device) for arm, seed in product(arms, range(setting.seeds))]
+        found = list(train_all(self.train, runs, options))
+        for arm in arms:
+            yield from compare_arm(arm, found, setting.target_return)
+
+
+def compare_arm(arm: str, found: list[Outcome], target: float) -> Iterator[Row]:
+    """The lines of an arm."""
+    returns = [x.evaluated for x in found if x.arm == arm]
+    yield make_row(arm, "return", "", returns, " ".join(f"{x:.0f}" for x in sorted(returns)))
+    yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
+    share = [sum(x >= target for x in returns) / len(returns)] if returns else []
+    yield make_row(arm, "share of runs at the target", "", share, f"of {len(returns)}")
+    for other in {"stock": (), "ours": ("stock", CONTROL)}.get(arm, ("stock",)):
+        if known := [x.evaluated for x in found if x.arm == other]:
+            yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))
+
+
+def find_chance(first: list[float], second: list[float], trials: int = 20_000) -> float:
+    """A two-sided permutation test of the difference of means."""
+    values, generator = np.array([*first, *second]), np.random.default_rng(0)
+    shuffled = generator.permuted(np.tile(values, (trials, 1)), axis=1)
+    differences = shuffled[:, : len(first)].mean(1) - shuffled[:, len(first) :].mean(1)
+    least = abs(np.mean(first) - np.mean(second)) - 1e-9
+    return float((1 + (np.abs(differences) >= least).sum()) / (1 + trials))
+
+
+def train_sb3(run: tuple[Returns, str, int, str]) -> Outcome:
+    """One run of Stable-Baselines3's algorithm or ours, with one thread."""
+    from stable_baselines3.common import evaluation
+
+    torch.set_num_threads(1)
+    setting, arm, *_ = run
+    model = make_model(*run)
+    model.learn(setting.total_steps)
+    model.get_env().training = False  # the normalisation stays as it is
+    masked = "sb3_contrib.common.maskable.evaluation" if setting.algorithm == "MaskablePPO" else ""
+    evaluate = (import_module(masked) if masked else evaluation).evaluate_policy
+    returns, _ = evaluate(model, model.get_env(), EPISODES, return_episode_rewards=True)
+    return Outcome(arm, float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns)))
+
+
+def make_model(setting: Returns, arm: str, seed: int, device: str) -> Any:
+    """The algorithm of an arm."""
+    from rl_triton_adapters.common.optimizers import fuse_optimizer
+
+    name, options = setting.algorithm, {**RETURNS_OPTIONS[setting.algorithm], "seed": seed, "device": device}
+    policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
+    if arm == "ours" and name == "RecurrentPPO":
+        options["enabled"] = True
+    model = find_class(arm, name)(policy, make_envs(setting), **options)
+    if arm == CONTROL:
+        generator = torch.Generator().manual_seed(1000 + seed)
+        for x in model.policy.parameters():
+            x.data.mul_(1 + 1e-7 * torch.randn(x.shape, generator=generator).to(x.device))
+    for owner in (model.policy.actor, model.policy.critic) if name == "TD3" else (model.policy,):
+        if arm == FUSED:
+            fuse_optimizer(owner.optimizer)
+    return model
+
+
+def make_envs(setting: Returns) -> Any:
+    """Vectorized, with a monitor each."""
+    from gymnasium.wrappers import TransformObservation
+    from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+    from stable_baselines3.common.env_util import make_vec_env
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    def hide_velocities(env: Any) -> Any:
+        space = type(env.observation_space)(env.observation_space.low[::2], env.observation_space.high[::2])
+        return TransformObservation(env, lambda x: x[::2], space)
+
+    if setting.algorithm == "MaskablePPO":
+        return make_vec_env(lambda: InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60), setting.num_envs)
+    if setting.algorithm == "RecurrentPPO":
+        return VecNormalize(make_vec_env("CartPole-v1", setting.num_envs, wrapper_class=hide_velocities))
+    return make_vec_env(setting.task, setting.num_envs)
+
+
+def train_rllib(run: tuple[RLlibReturns, str, int, str]) -> Outcome:
+    """One run of RLlib's PPO on a CPU, with one thread and a Ray of its own."""
+    import ray
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    from rl_triton_adapters.rllib import enable_triton
+
+    torch.set_num_threads(1)
+    setting, arm, seed, _ = run
+    config = PPOConfig().environment(setting.task).debugging(seed=seed, log_level="ERROR")
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=8).learners(num_learners=0)
+    config.training(train_batch_size_per_learner=setting.steps_each, minibatch_size=256, num_epochs=10, lr=3e-4)
+    config.training(vf_clip_param=1e9, use_kl_loss=False, lambda_=0.95, clip_param=0.2)
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        algorithm = (config if arm == "stock" else enable_triton(config)).build_algo()
+        if arm == "ours" and "updates are compiled" not in (x := algorithm.learner_group._learner.describe()):
+            raise RuntimeError(x)
+        returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(setting.iterations)]
+        return Outcome(arm, sum(returns) / len(returns), returns[-1])
+    finally:
+        ray.shutdown()
+
+
+SUITES = {
+    "sb3": Comparison({"cpu": ALL, "cuda": ALL, "quick": QUICK}, train_sb3),
+    "rllib": Comparison(
+        {"cpu": [CARTPOLE], "cuda": [CARTPOLE], "quick": [CARTPOLE._replace(iterations=1, steps_each=512, seeds=1)]},
+        train_rllib,
+    ),
+}

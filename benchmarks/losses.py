@@ -5,10 +5,8 @@ On a CPU torch.compile compiles for all sizes at once. Our result is compared wi
 
 from __future__ import annotations
 
-import multiprocessing
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -16,10 +14,7 @@ import torch
 from torch import distributions
 
 from benchmarks import harness
-from benchmarks.compile_ahead import PROCESSES, limit_threads
-from benchmarks.harness import measure_bandwidth
-from benchmarks.results import Row, make_row
-from rl_triton_core import set_num_threads
+from benchmarks.results import Row
 from rl_triton_core.losses import Categorical, Gaussian, LogProbs, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
@@ -104,9 +99,8 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The forward pass alone, and with gradients; on a GPU also peaks of memory, and the time of a copy."""
-    torch.set_num_threads(setting.threads)
-    set_num_threads(setting.threads)
+    """The forward pass alone, and with gradients."""
+    harness.set_threads(setting.threads)
     if options.device == "cuda":
         torch._dynamo.reset()
     b = draw_minibatch(setting.head, setting.elements, setting.width, options.device)
@@ -119,19 +113,14 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         losses = {"eager": partial(compute_plain, setting.head, b), "compiled": partial(compiled, b)}
         losses["ours"] = partial(compute_fused, setting.head, b)
         arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
-        yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, kind=kind)
-        if options.device == "cuda":
-            moved = inputs + gradients * (kind != "forward")
-            yield make_row("copy", "device", "µs", moved / measure_bandwidth(), kind=kind)
-            for name, arm in arms.items():
-                yield make_row(name, "peak", "MiB", measure_memory(arm), kind=kind)
+        moved = inputs + gradients * (kind != "forward")
+        about = {"moved": moved, "peaks": True, "kind": kind}
+        yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
 
 
 def prepare(settings: Sequence[Setting], options: Namespace) -> None:
-    """On a GPU, fill the compilers' caches in parallel processes."""
-    if options.device == "cuda":
-        with ProcessPoolExecutor(PROCESSES, multiprocessing.get_context("spawn"), limit_threads) as pool:
-            list(pool.map(compile_only, settings))
+    """Compile what will be timed."""
+    harness.compile_ahead(compile_only, [(setting,) for setting in settings], options)
 
 
 def compile_only(setting: Setting) -> None:
@@ -155,12 +144,3 @@ def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Ten
             loss()
     else:
         torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
-
-
-def measure_memory(arm: harness.Call) -> float:
-    """The peak of a call that is warm, on a GPU."""
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    arm()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20

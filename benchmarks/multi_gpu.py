@@ -7,25 +7,21 @@ nothing is captured.
 
 from __future__ import annotations
 
-import itertools
 import sys
-import tempfile
-import time
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
-import ppo_multi_gpu
+from ppo_multi_gpu import DistributedTraining
 
-from benchmarks.end_to_end import frameworks
-from benchmarks.end_to_end.ppo import make_arguments
-from benchmarks.harness import list_times, wait_for
+from benchmarks import end_to_end, harness
+from benchmarks.end_to_end.cleanrl import make_arguments
 from benchmarks.results import Row
 
 
@@ -46,74 +42,51 @@ SETTINGS = {
     "cuda": [Setting(n, *about) for n in PROCESSES for about in ((4096, 128), (16384, 128, 128))],
     "quick": [Setting(2, 4, 16, 8, 2, 2)],
 }
-UPDATES = ("eager", "captured")
-SECONDS, WARM_UPS = 8.0, 2
-Trainings = dict[str, ppo_multi_gpu.DistributedTraining]
+WARM_UPS, TURNS = 2, 17
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """Start the processes, and take the times of the first."""
-    with tempfile.TemporaryDirectory() as folder:
-        about = folder, setting, options.device, options.seconds or SECONDS
-        multiprocessing.spawn(measure_share, about, nprocs=setting.processes)
-        times, reason = torch.load(Path(folder) / "times")
-    for row in list_times(times, "captured", "iteration", "ms"):
+    """The lines of both arms; where nothing was captured, the reason."""
+    turns = 2 if options.quick else TURNS
+    times, reason = harness.run_in_group(time_updates, setting.processes, options.device, setting, turns)
+    for row in harness.list_times(times, "captured", "iteration", "ms"):
         yield row._replace(note=reason if row.arm == "captured" else "")
 
 
-def measure_share(rank: int, folder: str, setting: Setting, where: str, seconds: float) -> None:
-    """One of the processes; the first keeps the times."""
-    device = where if where == "cpu" else f"cuda:{rank}"
-    if device != "cpu":
-        torch.cuda.set_device(device)
-    backend = "gloo" if device == "cpu" else "nccl"
-    meeting = f"file://{folder}/meet"
-    distributed.init_process_group(backend, init_method=meeting, rank=rank, world_size=setting.processes)
-    found = time_updates(setting, device, rank, seconds)
-    if rank == 0:
-        torch.save(found, f"{folder}/times")
-    distributed.barrier()  # one that parts earlier breaks off what others have not received
-    distributed.destroy_process_group()
-
-
-def time_updates(setting: Setting, device: str, rank: int, seconds: float) -> tuple[dict[str, list[list[float]]], str]:
-    """Microseconds of iterations, a turn each, and why nothing was captured; the first chooses how many turns."""
-    trainings = {update: make_training(setting, update, device, rank) for update in UPDATES}
-    compare_updates(trainings)
-    times: dict[str, list[list[float]]] = {update: [] for update in UPDATES}
-    turns = torch.ones(1, dtype=torch.int64, device=device)
-    for turn in itertools.count():
-        for update, training in trainings.items():
-            started = time.perf_counter()
-            training.run_iteration(training.args.learning_rate)
-            wait_for(device)
-            times[update] += [[1e6 * (time.perf_counter() - started)]] * (turn >= WARM_UPS)
-        if turn == WARM_UPS:
-            turns.fill_(int(seconds * 1e6 / sum(turn[0] for (turn,) in times.values())))
-            distributed.broadcast(turns, 0)
-        if turn >= WARM_UPS + turns.item():
-            break
+def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, list[list[float]]], str]:
+    """Microseconds of iterations, a turn each, and why nothing was captured."""
+    trainings = {update: make_training(setting, update, device) for update in ("eager", "captured")}
+    compare_updates(*trainings.values())
+    rounds = {"turns": turns + WARM_UPS, "burst": 1, "warm_up": False}
+    times = harness.time_in_turns({name: x.run_once for name, x in trainings.items()}, device, **rounds)
     reason = trainings["captured"].update.reason
     for training in trainings.values():
         training.collect.reset()
         training.update.reset()
-    return times, reason
+    return {name: found[WARM_UPS:] for name, found in times.items()}, reason
 
 
-def make_training(setting: Setting, update: str, device: str, rank: int) -> ppo_multi_gpu.DistributedTraining:
-    """The example's training, with environments of its own in every process."""
-    args = make_arguments(frameworks.Setting(*setting[1:], device=device))
-    args.env, args.update, args.seed = "cartpole", update, 1 + rank
-    return ppo_multi_gpu.DistributedTraining(args)
+class Training(DistributedTraining):
+    """The example's, with a learning rate that stays."""
+
+    def run_once(self) -> None:
+        """An iteration."""
+        self.run_iteration(self.args.learning_rate)
 
 
-def compare_updates(trainings: Trainings) -> None:
+def make_training(setting: Setting, update: str, device: str) -> Training:
+    """A training with environments of its own in every process."""
+    args = make_arguments(end_to_end.Setting(*setting[1:], device=device), update)
+    args.seed = 1 + distributed.get_rank()
+    return Training(args)
+
+
+def compare_updates(eager: Training, captured: Training) -> None:
     """Both update the same weights by the same minibatches, to the same weights within rounding."""
-    eager, captured = trainings.values()
     eager.data = {name: x.flatten(0, 1).clone() for name, x in eager.collect().items()}
     captured.data = {name: x.clone() for name, x in eager.data.items()}
     for rows in torch.randperm(len(eager.data["obs"]), device=eager.args.device).chunk(eager.args.num_minibatches):
-        for training in trainings.values():
-            training.update(rows)
+        eager.update(rows)
+        captured.update(rows)
     for name, want in eager.agent.state_dict().items():
         torch.testing.assert_close(captured.agent.state_dict()[name], want, rtol=1e-3, atol=1e-5)

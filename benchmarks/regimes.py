@@ -40,28 +40,28 @@ CALLS = 50
 
 def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
     """One estimator in one layout in all regimes."""
-    inputs = draw_inputs(workload, options.device)
-    x = torch.zeros(workload.shape, device=options.device)
-    floors: dict[str, Call] = {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
-    for name, call in floors.items():
-        yield from time_repeated(call, options, regime=name)
+    device, (number, counted) = options.device, NUM_SHAPES[options.quick]
+    inputs, x = draw_inputs(workload, device), torch.zeros(workload.shape, device=device)
+    calls: dict[str, Call] = {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
     for regime, change in list_changes(workload).items():
-        call = make_call(workload, inputs, change)
+        calls[regime] = make_call(workload, inputs, change)
         for _ in range(3):
             check_results(workload, inputs, change())
-            call()
-        yield from time_repeated(call, options, regime=regime)
-    number, counted = NUM_SHAPES[options.quick]
+            calls[regime]()
+    for regime, bursts in harness.time_in_turns(calls, device, options.seconds).items():
+        host = [harness.time_host(calls[regime], device) for _ in range(CALLS)]
+        yield make_row("ours", "full", "µs", itertools.chain(*bursts), regime=regime)
+        yield make_row("ours", "host", "µs", host, regime=regime)
     limit = 200 if options.quick else MAX_CELLS
-    shapes = (draw_inputs(other, options.device) for other in draw_shapes(workload, number, limit))
-    yield from time_inputs(workload, shapes, options.device, regime="shapes never seen")
+    shapes = (draw_inputs(other, device) for other in draw_shapes(workload, number, limit))
+    yield from time_inputs(workload, shapes, device, regime="shapes never seen")
     if workload.layout == "env-major":
-        packed = (draw_packed(workload, seed, options.device) for seed in range(number))
-        yield from time_inputs(workload, packed, options.device, regime="packed rows of changing lengths")
-    forget_calls(options.device)
+        packed = (draw_packed(workload, seed, device) for seed in range(number))
+        yield from time_inputs(workload, packed, device, regime="packed rows of changing lengths")
+    forget_calls(device)
     for other in draw_shapes(workload, counted, limit):
-        make_call(other, draw_inputs(other, options.device), dict)()
-    yield make_row("ours", "kernels", "", count_kernels(options.device), regime=f"{counted} shapes")
+        make_call(other, draw_inputs(other, device))()
+    yield make_row("ours", "kernels", "", count_kernels(device), regime=f"{counted} shapes")
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
@@ -69,19 +69,16 @@ def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
 
 def list_changes(workload: Workload) -> dict[str, Callable[[], dict[str, Any]]]:
     """By regime, what draws the numbers of the next call."""
-    spec = workload.spec
-    if not spec.discounts:
-        return {"repeated": dict}
-    numbers = (0.9 + 1e-6 * i for i in itertools.count())
-    names = ["gamma"] if spec.lambda_ is None else ["gamma", "lambda_"]
-    return {
-        "repeated": dict,
+    spec, numbers = workload.spec, (0.9 + 1e-6 * i for i in itertools.count())
+    names = ["gamma"] * spec.discounts + ["lambda_"] * (spec.lambda_ is not None)
+    changes: dict[str, Callable[[], dict[str, Any]]] = {
         "annealed numbers": lambda: dict.fromkeys(names, next(numbers)),
         "NumPy numbers": lambda: dict.fromkeys(names, np.float32(next(numbers))),
     }
+    return {"repeated": dict, **(changes if names else {})}
 
 
-def make_call(workload: Workload, inputs: Inputs, change: Callable[[], dict[str, Any]]) -> Call:
+def make_call(workload: Workload, inputs: Inputs, change: Callable[[], dict[str, Any]] = dict) -> Call:
     """A call of the public function with all its results, and with other numbers each time."""
     function = getattr(ours, workload.spec.function)
     given = inputs if "cu_seqlens" in inputs else {**inputs, "time_dim": workload.time_dim}
@@ -116,20 +113,13 @@ def draw_packed(workload: Workload, seed: int, device: str) -> Inputs:
 # --- times ------------------------------------------------------------------------------------------------------------
 
 
-def time_repeated(call: Call, options: Namespace, **regime: str) -> Iterator[Row]:
-    """Full calls, and the host's time."""
-    (bursts,) = harness.time_in_turns({"ours": call}, options.device, options.seconds).values()
-    yield make_row("ours", "full", "µs", itertools.chain(*bursts), **regime)
-    yield make_row("ours", "host", "µs", [harness.time_host(call, options.device) for _ in range(CALLS)], **regime)
-
-
 def time_inputs(workload: Workload, draws: Iterable[Inputs], device: str, **regime: str) -> Iterator[Row]:
     """One call for each of some inputs, without those that compiled a kernel, and all of them."""
     forget_calls(device)
     times: dict[bool, list[float]] = {False: [], True: []}
     kernels = count_kernels(device)
     for i, inputs in enumerate(draws):
-        timed = harness.time_host(make_call(workload, inputs, dict), device)
+        timed = harness.time_host(make_call(workload, inputs), device)
         times[count_kernels(device) != kernels].append(timed)
         kernels = count_kernels(device)
         if i < CHECKED:

@@ -18,11 +18,9 @@ import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from packaging.version import Version
-
-from benchmarks.calls import HEADLINE
+from benchmarks.calls import HEADLINE, ON_GPU, Suite
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
@@ -83,7 +81,7 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
         head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in part)]
         lines = []
         for setting, values in settings.items():
-            line = [WORDS.get(x, x) for x in (values.get(name, "–") for name in varied)]
+            line = [WORDS.get(x, x) or DEFAULTS for x in (values.get(name, "–") for name in varied)]
             numbers = [format_row(cells.get((setting, *column))) for column in part]
             lines += [line + numbers] * (set(numbers) != {"–"} or part == columns)
         tables.append(make_table(head, lines))
@@ -102,6 +100,8 @@ def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
 
 WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixels"}
 """Parts of settings as pages call them."""
+DEFAULTS = "defaults"
+"""A variant without a name."""
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
     "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
@@ -162,14 +162,19 @@ def fold(text: str) -> str:
     return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
 
 
+def name_device(machine: str) -> str:
+    """What a folder of results is of."""
+    return "CPU" if machine == "cpu" else "GPU"
+
+
 def name_place(machine: str, result: Result) -> str:
     """The cores of a machine's CPU, or its GPU, as sentences have it."""
     return f"{result.system['cpu_count']} cores of " * (machine == "cpu") + f"an {name_processor(machine, result)}"
 
 
-def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
-    """The machine, and a table, of every result file of a benchmark."""
-    found = read_machines(name).items()
+def write_benchmark(name: str, make: Callable[[Sequence[Row]], str], machines: Sequence[str] = ()) -> str:
+    """The machine, and a table, of every result file of a benchmark, or of some."""
+    found = [x for x in read_machines(name).items() if not machines or x[0] in machines]
     return join_parts(part for x in found for part in (describe_machine(*x), fold(make(x[1].rows))))
 
 
@@ -182,83 +187,29 @@ def list_arms(rows: Sequence[Row]) -> str:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-class Calls(NamedTuple):
-    """A suite of calls on a page: its title, and the arms that ours is compared with."""
-
-    title: str
-    others: tuple[str, ...] = ()
-    ours: str = "ours"
-    note: str = ""
-    """What the numbers miss, and why."""
-
-
-OF_HOST = """Aimed at: at most 2 µs more than `torch.add`, which none reaches. The kernels read and write more numbers,
-and the call compares its arguments in Python."""
-OF_SMALL = """Aimed at on the device: 1.8 times as fast as the flat kernel and never slower; time-major at most 1.15
-times as long as env-major; truncations at most 1.25 times as long as none. Small rollouts miss all three: loads, scan
-and stores wait for each other whatever is computed."""
-SUITES = {
-    "headline": Calls("4096 environments, 128 steps", ("compiled_scan", "flat_triton", "loop"), note=OF_HOST),
-    "sweep": Calls("The paper's shapes", ("flat_triton", "compiled_scan"), note=OF_SMALL),
-    "rows": Calls(
-        "Advantages against CUDA kernels with a thread per row",
-        ("cuda_rows", "cuda_rows_by_four"),
-        "ours_out",
-        "Aimed at: never slower. Short rows are: a checked Python call takes the host longer than a call of C++.",
-    ),
-    "retrace_long": Calls("Retrace on longer rows", ("flat_triton", "compiled_scan")),
-    "long": Calls(
-        "Long rows",
-        ("flat_triton", "blocks_triton"),
-        note="Aimed at: 12 times as fast on the device. Kernels that go in blocks are too fast for that; this one "
-        "reads inputs twice where time is split.",
-    ),
-    "large": Calls(
-        "Large rollouts",
-        note="Aimed at: 85 % of the bandwidth of a copy, 75 % for V-Trace and Retrace. Time-major, 4096 environments "
-        "are fewer programs than the GPU has multiprocessors; why others miss it is not known.",
-    ),
-    "flags": Calls(
-        "Flags of other types",
-        ("flat_triton",),
-        note="Aimed at: at most 1.1 times as long per byte as with bool. 512 environments with float32 flags miss it.",
-    ),
-    "bf16": Calls("bfloat16 inputs"),
-    "variants": Calls("GAE without its value targets, and with a mask", ("flat_triton",)),
-    "huge": Calls("More than 2³¹ elements"),
-}
-
-
 def write_gpus() -> str:
     """A section per GPU."""
     parts = []
     for machine in list_gpus():
-        found = {name: read_machines(f"calls_{name}").get(machine) for name in SUITES}
-        title = name_processor(machine, next(filter(None, found.values())))
-        parts += [f"## {title}", describe_speed(machine)]
+        found = {name: read_machines(f"calls_{name}").get(machine) for name in ON_GPU}
+        parts += [f"## {name_processor(machine, next(filter(None, found.values())))}", describe_speed(machine)]
         parts.append(f"![{SPEED_UP}](plots/{machine}_speed_up.svg)" if found["sweep"] else "")
         for name, result in found.items():
             if result is not None:
-                parts += [f"### {SUITES[name].title}", describe_machine(machine, result)]
-                parts += [fold(list_calls(result.rows, SUITES[name])), textwrap.fill(SUITES[name].note, 120)]
+                parts += [f"### {ON_GPU[name].title}", describe_machine(machine, result)]
+                parts += [fold(list_calls(result.rows, ON_GPU[name])), textwrap.fill(ON_GPU[name].note, 120)]
     return join_parts(parts)
 
 
 def list_gpus() -> list[str]:
     """The machines with calls on a GPU."""
-    return list(dict.fromkeys(machine for name in SUITES for machine in read_machines(f"calls_{name}")))
+    return list(dict.fromkeys(machine for name in ON_GPU for machine in read_machines(f"calls_{name}")))
 
 
-def find_newest_gpu() -> str:
-    """The machine with the headline of the newest version."""
-    found = read_machines("calls_headline")
-    return max(found, key=lambda machine: Version(found[machine].system["rl_triton_core"]))
-
-
-def list_calls(rows: Sequence[Row], suite: Calls) -> str:
+def list_calls(rows: Sequence[Row], suite: Suite) -> str:
     """Full calls and time on the device of ours, a copy of as many bytes, and how much longer others take."""
     columns = [(suite.ours, "full"), (suite.ours, "device"), ("copy", "device")]
-    columns += [(arm, f"over {suite.ours}") for arm in suite.others]
+    columns += [(arm, f"over {suite.ours}") for arm in suite.shown]
     return list_rows([row for row in rows if (row.arm, row.metric) in columns], columns)
 
 
@@ -316,10 +267,8 @@ def write_loops() -> str:
         arms = "\n".join(f"* *{arm}*: {text}" for arm, text in module.ARMS.items())
         parts += [f"## {module.TITLE}", module.ITERATION, arms]
         for machine, result in found.items():
-            device = "CPU" if machine == "cpu" else "GPU"
-            parts += [f"### {device}", describe_machine(machine, result)]
+            parts += [f"### {name_device(machine)}", describe_machine(machine, result)]
             parts.append(fold(list_arms(describe_settings(result.rows))))
-        parts += [NOT_YET] * (not found)
     return join_parts(parts)
 
 
@@ -335,40 +284,23 @@ def describe_setting(row: Row) -> str:
     return text.strip() + ", recomputed" * (x["recompute"] == "yes")
 
 
-class Shares(NamedTuple):
-    """A framework on a machine: shares and bounds, and speed-ups by our advantages and by all that is replaced."""
-
-    name: str
-    machine: str
-    result: Result
-    shares: list[Row]
-    bounds: list[Row]
-    alone: list[Row]
-    more: list[Row]
-
-
-def select_shares(names: Sequence[str] = LOOPS) -> list[Shares]:
-    """All frameworks and machines of which there are results."""
-    found = []
-    for name in names:
-        module = load_loop(name)
-        for machine, result in read_machines(name).items():
-            speed_ups = [row for row in select_rows(result.rows, metric="speed-up") if row.median is not None]
-            last = next((arm for arm in module.MORE[::-1] if select_rows(speed_ups, arm)), "none")
-            alone = [row for row in speed_ups if row.arm in module.OURS and row.arm not in module.MORE]
-            shares, bounds = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
-            title = f"{module.TITLE}, {'CPU' if machine == 'cpu' else 'GPU'}"
-            found.append(Shares(title, machine, result, shares, bounds, alone, select_rows(speed_ups, last)))
-    return found
-
-
 def list_shares() -> str:
     """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
-    lines = [
-        [x.name, f"{describe_range(x.shares)} %", *map(describe_range, (x.bounds, x.alone, x.more))]
-        for x in select_shares()
-    ]
+    lines = []
+    for name in LOOPS:
+        module = load_loop(name)
+        for machine, result in read_machines(name).items():
+            share, bound = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
+            gains = (describe_range(select_gains(result.rows, arms)) for arms in (module.OURS[:1], module.MORE[::-1]))
+            title = f"{module.TITLE}, {name_device(machine)}"
+            lines.append([title, f"{describe_range(share)} %", describe_range(bound), *gains])
     return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
+
+
+def select_gains(rows: Sequence[Row], arms: Sequence[str]) -> list[Row]:
+    """How much faster the first of these arms that was measured is."""
+    found = ([row for row in select_rows(rows, arm, "speed-up") if row.median] for arm in arms)
+    return next(filter(None, found), [])
 
 
 def describe_range(rows: Sequence[Row]) -> str:
@@ -379,10 +311,11 @@ def describe_range(rows: Sequence[Row]) -> str:
 
 def describe_rllib() -> str:
     """How much faster RLlib's updates are with all that is replaced, on every machine."""
-    ratios: dict[str, list[Row]] = {}
-    for x in select_shares(("rllib", "impala")):
-        ratios.setdefault(name_place(x.machine, x.result), []).extend(x.more)
-    ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in ratios.items())
+    gains: dict[str, list[Row]] = {}
+    for name in ("rllib", "impala"):
+        for x in read_machines(name).items():
+            gains.setdefault(name_place(*x), []).extend(select_gains(x[1].rows, load_loop(name).MORE[::-1]))
+    ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in gains.items())
     text = f"Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are, by median, {ranges}."
     return textwrap.fill(text, 120, break_on_hyphens=False)
 
@@ -390,7 +323,7 @@ def describe_rllib() -> str:
 def describe_training() -> str:
     """How much faster updates are with all that is replaced, beside those of Stable-Baselines3."""
     texts = [describe_rllib()]
-    for gpu, rows in select_robotics().items():
+    for gpu, rows in select_robotics(variant="", processes=1).items():
         where = f"{describe_range(select_rows(rows, 'stock', 'over ours'))} times as fast on an {gpu}"
         plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
         texts.append(f"{plain} are, by median, {where}.")
@@ -399,18 +332,26 @@ def describe_training() -> str:
 
 def select_robotics(**setting: Any) -> dict[str, list[Row]]:
     """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
-    setting = {"num_steps": 24, "num_envs": 4096, "variant": "", "processes": 1, "step": "update", **setting}
     gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
-    return {name_processor(*x): select_rows(x[1].rows, **setting) for x in gpus}
+    chosen = {"num_steps": 24, "num_envs": 4096, "step": "update", **setting}
+    return {name_processor(*x): select_rows(x[1].rows, **chosen) for x in gpus}
 
 
-def write_cpu_training() -> str:
-    """Whole iterations and updates of Stable-Baselines3 on a CPU, without and with all that is replaced."""
-    found, last = read_machines("sb3").get("cpu"), load_loop("sb3").MORE[-1]
-    if found is None:
-        return ""
+def write_robotics(package: str) -> str:
+    """The updates of a robotics package on GPUs, in each way that was measured."""
+    columns = [("stock", "full"), ("ours", "full"), ("stock", "over ours")]
+    found = select_robotics(package=package).items()
+    return join_parts(
+        f"Whole updates with 4096 environments and 24 steps on an {gpu}:\n\n{list_rows(rows, columns)}"
+        for gpu, rows in found
+    )
+
+
+def list_cpu_training(rows: Sequence[Row]) -> str:
+    """Whole iterations and updates of Stable-Baselines3, without and with all that is replaced."""
+    last = load_loop("sb3").MORE[-1]
     columns = [(last, "speed-up"), *((arm, part) for part in ("iteration", "update") for arm in ("stock", last))]
-    return join_parts([describe_machine("cpu", found), list_rows(describe_settings(found.rows), columns)])
+    return list_rows(describe_settings(rows), columns)
 
 
 def list_learning(rows: Sequence[Row]) -> str:
@@ -522,36 +463,6 @@ def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tupl
     return found[-1] if found else ("", Result({}, []), [])
 
 
-def describe_robotics(package: str) -> str:
-    """How much faster whole updates of a robotics package are on a GPU: a sentence, and a table of variants."""
-    for machine, result in read_machines("robotics").items():
-        rows = select_rows(result.rows, package=package, num_steps=24, num_envs=4096, step="update")
-        plain = select_rows(rows, variant="", processes=1)
-        ours, ratio = select_rows(plain, "ours", "full"), select_rows(plain, "stock", "over ours")
-        if machine == "cpu" or not (ours and ratio):
-            continue
-        text = (
-            f"On one {name_processor(machine, result)}, a whole update with 4096 environments and 24 steps takes "
-            f"{format_row(ours[0])} ms: it is {format_row(ratio[0])} times as fast as the package's own (medians, with "
-            "quartiles)."
-        )
-        return "\n\n".join([textwrap.fill(text, 120, break_on_hyphens=False), list_variants(package, rows)])
-    return ""
-
-
-def list_variants(package: str, rows: Sequence[Row]) -> str:
-    """The updates of a robotics package on one machine, in each way that was measured."""
-    allowed = "float32, TF32 allowed"
-    names = {"": allowed if package == "rl_games" else "float32", "tf32": allowed, "lstm": "LSTM"}
-    table = []
-    for row in select_rows(rows, "stock", "over ours"):
-        setting = read_setting(row.setting)
-        full = [format_row(select_rows(rows, arm, "full", **setting)[0]) for arm in ("stock", "ours")]
-        variant = names.get(setting["variant"], setting["variant"])
-        table.append([variant, setting["processes"], *full, format_row(row)])
-    return make_table(["update", "GPUs", "stock, ms", "here, ms", "times as fast"], table)
-
-
 def list_gain(rows: Sequence[Row]) -> list[str]:
     """Steps per second of stock and ours, and the ratio with its quartiles; dashes if they were not measured."""
     gain = next((row for row in select_rows(rows, metric="speed-up")[::-1] if row.median), None)
@@ -585,7 +496,7 @@ OF_LOGITS: list[Column] = [
 PARTS: dict[str, Callable[[], str]] = {
     "gpus": write_gpus,
     "cpu": partial(write_benchmark, "calls_cpu", list_rows),
-    "speed": lambda: describe_speed(find_newest_gpu()),
+    "speed": lambda: describe_speed(list_gpus()[0]),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
@@ -597,8 +508,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "expected": list_expected,
     "on_device": partial(list_expected, ON_DEVICE),
     "off_policy_gain": partial(list_expected, LEARNERS),
-    **{f"{name}_gain": partial(describe_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
-    "cpu_training": write_cpu_training,
+    **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
+    "cpu_training": partial(write_benchmark, "sb3", list_cpu_training, ["cpu"]),
     "shares": list_shares,
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,

@@ -10,12 +10,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, distributed, multiprocessing
+from torch import Tensor, distributed
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
@@ -71,45 +72,35 @@ TURNS, CALLS = 5, 4
 
 def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """A package's own code and ours in turn; of an update, which takes long, one call per turn."""
-    if setting.processes == 1:
-        times = time_steps(setting, options.device)
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            multiprocessing.spawn(time_share, (setting, folder), nprocs=setting.processes)
-            times = torch.load(f"{folder}/times")
+    run = time_steps if setting.processes == 1 else partial(harness.run_in_group, time_share, setting.processes)
+    times = run(options.device, setting)
     for step, found in times.items():
         yield from harness.list_times(found, unit="ms", step=step)
 
 
-def time_steps(setting: Setting, device: str) -> Times:
+def time_steps(device: str, setting: Setting) -> Times:
     """The times of both arms, once their advantages agree. RL-Games always allows TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
     with redirect_stdout(StringIO()):
         stock, ours = (PACKAGES[setting.package](provider, setting, device) for provider in ("stock", "triton"))
-    times, kind = {}, torch.device(device).type
+    times = {}
     for step in stock:
         want, _, got = stock[step](), ours[step](), ours[step]()
         if step == "advantages":
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         arms, burst = {"stock": stock[step], "ours": ours[step]}, CALLS if step == "advantages" else 1
-        times[step] = harness.time_in_turns(arms, kind, turns=TURNS, burst=burst, warm_up=False)
+        times[step] = harness.time_in_turns(arms, device, turns=TURNS, burst=burst, warm_up=False)
     return times
 
 
-def time_share(rank: int, setting: Setting, folder: str) -> None:
-    """One of the processes, each with a GPU and as many environments; the first keeps its times."""
-    torch.cuda.set_device(rank)
-    about = {"rank": rank, "world_size": setting.processes}
-    distributed.init_process_group("nccl", init_method=f"file://{folder}/meet", **about)
+def time_share(device: str, setting: Setting) -> Times:
+    """The same in one of several processes, each with a GPU and as many environments, which are a group already."""
     OnPolicyRunner._configure_multi_gpu = join_group
-    skrl_state = {f"_{name}": x for name, x in about.items()}
-    vars(skrl_config.torch).update(_is_distributed=True, _device=f"cuda:{rank}", **skrl_state)
-    times = time_steps(setting, f"cuda:{rank}")
-    if rank == 0:
-        torch.save(times, f"{folder}/times")
+    about = {"_rank": distributed.get_rank(), "_world_size": setting.processes}
+    vars(skrl_config.torch).update(_is_distributed=True, _device=device, **about)
+    times = time_steps(device, setting)
     release_graphs()
-    distributed.barrier()
-    distributed.destroy_process_group()
+    return times
 
 
 # --- RSL-RL -----------------------------------------------------------------------------------------------------------

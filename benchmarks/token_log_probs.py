@@ -9,7 +9,6 @@ compared with float64 first.
 
 from __future__ import annotations
 
-import gc
 import importlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -20,10 +19,8 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks import harness
-from benchmarks.harness import measure_bandwidth
-from benchmarks.losses import KINDS, measure_memory
+from benchmarks.losses import KINDS
 from benchmarks.results import Row, describe_failure, make_row
-from rl_triton_core import set_num_threads
 from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
@@ -104,9 +101,9 @@ def compute_with_flash_attn(module: Any) -> Way:
     return way
 
 
-def compute_ours(in_place: bool, logits: torch.Tensor, tokens: torch.Tensor) -> Results:
+def compute_ours(logits: torch.Tensor, tokens: torch.Tensor, inplace_backward: bool = False) -> Results:
     """By this library."""
-    got = token_log_probs(logits, tokens, entropy=True, inplace_backward=in_place)
+    got = token_log_probs(logits, tokens, entropy=True, inplace_backward=inplace_backward)
     assert got.entropy is not None
     return got.log_probs, got.entropy
 
@@ -135,41 +132,32 @@ def find_kernels(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[dict[str, 
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The forward pass alone, and with gradients; on a GPU also peaks of memory, and the time of a copy."""
-    torch.set_num_threads(setting.threads)
-    set_num_threads(setting.threads)
+    """The forward pass alone, and with gradients."""
+    harness.set_threads(setting.threads)
     torch._dynamo.reset()
     device, dtype = options.device, getattr(torch, setting.dtype)
     shape = -1, min(setting.tokens, LENGTH)
     logits = torch.randn(setting.tokens, setting.vocabulary, device=device).mul_(3).to(dtype)
     tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=device)
     checked = logits[:CHECKED_TOKENS], tokens[:CHECKED_TOKENS]
-    check_results(partial(compute_ours, False), *checked)
+    check_results(compute_ours, *checked)
     kernels, notes = find_kernels(*checked) if device == "cuda" else ({}, {})
-    logits, tokens = logits.view(*shape, setting.vocabulary), tokens.view(shape)
     ways: dict[str, Way] = {
         "eager": compute_plain,
         "compiled": torch.compile(compute_plain, dynamic=False),
         "TRL": compute_as_trl,
         "verl": compute_as_verl,
         **kernels,
-        "ours": partial(compute_ours, False),
-        "ours in place": partial(compute_ours, True),
+        "ours": compute_ours,
     }
-    leaf = logits.requires_grad_()
-    for kind in KINDS:
-        run = run_forward if kind == "forward" else run_both
-        chosen = [name for name in ways if kind != "forward" or name != "ours in place"]
-        arms = {name: partial(run, ways[name], leaf, tokens) for name in chosen}
-        yield from harness.measure_arms(arms, device, options.seconds or SECONDS, host_only=("TRL", "verl"), kind=kind)
+    leaf, tokens = logits.view(*shape, setting.vocabulary).requires_grad_(), tokens.view(shape)
+    for kind, run, passes in zip(KINDS, (run_forward, run_both), (1, 3), strict=True):
+        if run is run_both:
+            ways["ours in place"] = partial(compute_ours, inplace_backward=True)
+        arms = {name: partial(run, way, leaf, tokens) for name, way in ways.items()}
+        about = {"host_only": ("TRL", "verl"), "moved": passes * leaf.nbytes, "peaks": True, "kind": kind}
+        yield from harness.measure_arms(arms, device, options.seconds or SECONDS, **about)
         yield from (make_row(name, "full", "µs", [], note, kind=kind) for name, note in notes.items())
-        if device == "cuda":
-            passes = 1 if kind == "forward" else 3
-            yield make_row("copy", "device", "µs", passes * logits.nbytes / measure_bandwidth(), kind=kind)
-            for name, arm in arms.items():
-                gc.collect()
-                torch.cuda.empty_cache()
-                yield make_row(name, "peak", "MiB", measure_memory(arm), kind=kind)
 
 
 def check_results(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:

@@ -23,7 +23,6 @@ from advantages_verl import check_difference, make_batch, make_calls
 from benchmarks import harness
 from benchmarks.results import Row
 from rl_triton_adapters.verl import install, uninstall
-from rl_triton_core import set_num_threads
 
 
 class Setting(NamedTuple):
@@ -46,8 +45,7 @@ TURNS, CALLS = 5, 4
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Every estimator; results agree."""
     logging.getLogger("rl_triton_adapters.verl").setLevel(logging.WARNING)
-    torch.set_num_threads(setting.threads)
-    set_num_threads(setting.threads)
+    harness.set_threads(setting.threads)
     batch = make_batch(setting.responses, setting.tokens)
     rewards, mask = batch["token_level_rewards"], batch["response_mask"]
     for estimator, call in make_calls(batch).items():

@@ -1,4 +1,48 @@
 """Training loops, end to end: what the advantage step takes of an iteration, and what replacing it gives.
 
-A framework is a file of its name here, and a line in `BENCHMARKS` and `report.LOOPS`.
+A framework is a file of its name here, and a line in `BENCHMARKS` and `report.LOOPS`. It holds `TITLE`; `ITERATION`,
+what is timed; `ARMS` with what each is, the framework's own, "stock", first; `OURS`, of which those in `MORE` replace
+more than the advantage step, the one that replaces all last; `SETTINGS` by device; and `make_arm`, which makes an arm
+in a setting as it is before training. Where not all arms differ in all settings, `list_arms(setting)` chooses.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+LAMBDA = 0.95
+
+
+class Setting(NamedTuple):
+    """A training loop; `hidden` units in both layers. With `recompute`, advantages are computed in every epoch."""
+
+    num_envs: int
+    num_steps: int
+    hidden: int = 64
+    epochs: int = 4
+    minibatches: int = 4
+    recompute: bool = False
+    env: str = ""
+    device: str = "cuda"
+
+    def __str__(self) -> str:
+        text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"
+        return f"{self.env} {text}".strip() + ", recomputed" * self.recompute
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of a minibatch."""
+        return self.num_envs * self.num_steps // self.minibatches
+
+
+class Arm(NamedTuple):
+    """A training loop with its way to compute advantages, the part "advantages" of the stopwatch."""
+
+    iteration: Callable[..., Any]
+    results: Callable[[], Sequence[Tensor]]
+    """Advantages, and returns if there are any, of experience that is the same for all arms."""
+    fresh: Callable[[], Sequence[Any]] = tuple
+    """What an iteration takes and uses up; made before its time begins."""

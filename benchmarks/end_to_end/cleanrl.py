@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from argparse import Namespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end import ppo
-from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.providers.compiled_scan import compile_scan
-from benchmarks.workloads import Workload
+from benchmarks.results import ROOT
+from benchmarks.workloads import GAMMA, Workload
 from rl_triton_core.testing import random_rollout
 
 TITLE = "A single-file PPO with environments on the device"
@@ -34,12 +36,19 @@ SETTINGS = {
 }
 
 
+def load_example() -> Any:
+    """The example, which needs packages that reports do not."""
+    sys.path.append(str(ROOT / "examples"))
+    import ppo_gpu_envs
+
+    return ppo_gpu_envs
+
+
 class Training:
     """The example's training, with its advantage step timed; inside a graph there is no telling."""
 
     def __init__(self, setting: Setting, update: str, watch: Stopwatch, advantages: Any) -> None:
-        self.example, self.args = ppo.load_example(), ppo.make_arguments(setting)
-        self.args.env, self.args.update, self.advantages = "cartpole", update, advantages
+        self.example, self.args, self.advantages = load_example(), make_arguments(setting, update), advantages
         timed = watch.around(ADVANTAGES, advantages) if update != "captured" else advantages
         self.training = self.example.Training(self.args, timed)
 
@@ -58,6 +67,16 @@ class Training:
         return results
 
 
+def make_arguments(setting: Setting, update: str) -> Namespace:
+    """The example's arguments."""
+    known: Namespace = load_example().parse_arguments([])
+    known.env, known.update, known.device = "cartpole", update, setting.device
+    known.num_envs, known.num_steps, known.hidden = setting.num_envs, setting.num_steps, setting.hidden
+    known.update_epochs, known.num_minibatches = setting.epochs, setting.minibatches
+    known.gamma, known.gae_lambda, known.learning_rate = GAMMA, LAMBDA, 3e-4
+    return known
+
+
 def compile_advantages(setting: Setting) -> Any:
     """The compiled scan in the place of the example's functions."""
 
@@ -73,7 +92,7 @@ def compile_advantages(setting: Setting) -> Any:
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
-    example = ppo.load_example()
+    example = load_example()
     chosen = {"stock": example.compute_stock_advantages}.get(name, example.compute_triton_advantages)
     advantages = compile_advantages(setting) if name == "compiled" else chosen
     update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.rllib import build_ours, draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA

@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end import ppo
-from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA
 
@@ -67,7 +66,7 @@ def build_learner(setting: Setting, name: str) -> Any:
     from rl_triton_adapters.rllib import enable_triton
 
     config = prepare_config(PPOConfig(), setting)
-    config.training(gamma=GAMMA, lambda_=ppo.LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
+    config.training(gamma=GAMMA, lambda_=LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
     if name == "stock":
         return config.build_learner(env=None)
     return build_ours(lambda: enable_triton(config).build_learner(env=None), config, name)

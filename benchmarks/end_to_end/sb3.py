@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 
 TITLE = "Stable-Baselines3"
@@ -44,10 +44,15 @@ WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 MODULES = {
-    "PPO": ("stable_baselines3", "sb3"),
-    "A2C": ("stable_baselines3", "sb3"),
-    "MaskablePPO": ("sb3_contrib", "sb3.contrib"),
-    "RecurrentPPO": ("sb3_contrib", "sb3.contrib"),
+    "PPO": ("stable_baselines3", "captured"),
+    "A2C": ("stable_baselines3", "captured"),
+    "MaskablePPO": ("sb3_contrib", "contrib"),
+    "RecurrentPPO": ("sb3_contrib", "contrib"),
+    "SAC": ("stable_baselines3", "sac"),
+    "TD3": ("stable_baselines3", "td3"),
+    "DDPG": ("stable_baselines3", "td3"),
+    "DQN": ("stable_baselines3", "dqn"),
+    **dict.fromkeys(("TQC", "QRDQN", "CrossQ"), ("sb3_contrib", "contrib_off_policy")),
 }
 """Where an algorithm is, and ours with less work per step."""
 A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")
@@ -141,13 +146,12 @@ def stop_captures(model: Any, names: Iterable[str]) -> None:
         step.reset()
 
 
-def choose_algorithm(name: str, env: str = "") -> Any:
-    """The class of an arm's algorithm: PPO, unless a setting's environment names another."""
-    family = find_family(env)
-    stock, ours = MODULES[family]
-    if name in MORE or (name != "stock" and family == "RecurrentPPO"):
-        return getattr(import_module(f"rl_triton_adapters.{ours}"), f"Triton{family}")
-    return getattr(import_module(stock), family)
+def find_class(arm: str, algorithm: str) -> Any:
+    """The class of an algorithm: stock, or ours."""
+    package, module = MODULES[algorithm]
+    if arm == "stock":
+        return getattr(import_module(package), algorithm)
+    return getattr(import_module(f"rl_triton_adapters.sb3.{module}"), f"Triton{algorithm}")
 
 
 def find_family(env: str) -> str:
@@ -161,8 +165,10 @@ def make_model(name: str, setting: Setting) -> Any:
 
     from rl_triton_adapters.sb3 import rollout_buffer_class_for
 
-    family, algorithm = find_family(setting.env), choose_algorithm(name, setting.env)
-    policy, env = make_task(setting.env, setting.num_envs, seed=0)
+    family = find_family(setting.env)
+    is_stock = name == "stock" or (name == "ours" and family != "RecurrentPPO")
+    algorithm = find_class("stock" if is_stock else "ours", family)
+    policy, env = make_task(setting.env, setting.num_envs)
     options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
     if family == "A2C":
         options = {"n_steps": setting.batch_size // setting.num_envs}
@@ -179,7 +185,7 @@ def make_model(name: str, setting: Setting) -> Any:
     return algorithm(policy, env, policy_kwargs=network, device=setting.device, seed=0, **options)
 
 
-def make_task(env: str, num_envs: int, seed: int) -> tuple[str, Any]:
+def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:
     """The name of the policy, and the environments that it acts in."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.end_to_end import ppo
-from benchmarks.end_to_end.frameworks import Arm, Setting
+from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
 from rl_triton_core.compiled import CompiledUpdate, Rollout
@@ -63,7 +62,7 @@ class Training:
         self.update = CudaGraphModule(self.take_step, in_keys=[], out_keys=[]) if captured else self.take_step
         self.compiled = make_compiled(self.loss, self.optimizer) if compiles else None
         self.data = self.draw_experience()
-        self.estimator = choose_estimator(name)(gamma=GAMMA, lmbda=ppo.LAMBDA, value_network=critic).to(setting.device)
+        self.estimator = choose_estimator(name)(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
 
     @torch.no_grad()

@@ -23,8 +23,8 @@ class Provider(NamedTuple):
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
     function: str = "make_call"
-    compiles: str = ""
-    """"each" workload, or "once" for all, if that takes seconds on a GPU."""
+    compiles: bool = False
+    """Whether it does so for seconds on a GPU."""
     captured: bool = True
     """Whether its device time means anything."""
     verified: bool = True
@@ -63,14 +63,14 @@ class Provider(NamedTuple):
 REGISTRY = {
     "null": Provider("others", function="make_null_call", captured=False, verified=False),
     "torch_add": Provider("others", function="make_torch_add", verified=False),
-    "ours": Provider("ours", compiles="each"),
-    "ours_out": Provider("ours", function="make_call_with_out", compiles="each"),
+    "ours": Provider("ours", compiles=True),
+    "ours_out": Provider("ours", function="make_call_with_out", compiles=True),
     "loop": Provider("loop"),
-    "compiled_scan": Provider("compiled_scan", compiles="each"),
-    "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles="each"),
-    "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles="each"),
-    "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles="once"),
-    "cuda_rows_by_four": Provider("cuda_rows", devices=("cuda",), function="make_call_by_four", compiles="once"),
+    "compiled_scan": Provider("compiled_scan", compiles=True),
+    "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles=True),
+    "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles=True),
+    "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles=True),
+    "cuda_rows_by_four": Provider("cuda_rows", devices=("cuda",), function="make_call_by_four", compiles=True),
     "numpy": Provider("others", devices=("cpu",), function="make_numpy_call"),
     "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=LAYOUTS),
     "sb3": Provider("others", ("stable_baselines3",), ("cpu",), "make_sb3_call", gae_layouts=("time-major",)),

@@ -15,7 +15,6 @@ from recorded_graphs import allow_captures
 from benchmarks import learning
 from benchmarks.__main__ import BENCHMARKS
 from benchmarks.end_to_end import run
-from benchmarks.end_to_end.frameworks import list_arms
 from benchmarks.end_to_end.stopwatch import Stopwatch
 
 
@@ -42,8 +41,8 @@ def test_what_variants_capture(name, captured, env, monkeypatch):
 def test_variants_without_a_difference_are_left_out():
     sb3 = pytest.importorskip("benchmarks.end_to_end.sb3")
     for setting in sb3.SETTINGS["cuda"]:
-        assert ("loss" in list_arms(sb3, setting)) == ("Recurrent" not in setting.env)
-        assert list_arms(sb3, setting._replace(device="cpu")) == ["stock", "ours", "captured"]
+        assert ("loss" in sb3.list_arms(setting)) == ("Recurrent" not in setting.env)
+        assert sb3.list_arms(setting._replace(device="cpu")) == ["stock", "ours", "captured"]
 
 
 def test_both_arms_learn_the_same_from_one_seed():

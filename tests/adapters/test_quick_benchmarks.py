@@ -1,6 +1,7 @@
 """Benchmarks run, in the environment that has their packages, and measure what their result files have."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
     for package in needs:
         pytest.importorskip({"ray": "ray.rllib"}.get(package, package))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    monkeypatch.setattr(runner.BENCHMARKS[name].load(), "TURNS", 1, raising=False)
+    module = import_module(f"benchmarks.{runner.BENCHMARKS[name].module}")
+    monkeypatch.setattr(module, "TURNS", 1, raising=False)
     arguments = [str(tmp_path), name, "--quick", "--device", "cpu", "--seconds", "0.001", "--commit", "abc"]
     assert runner.main(arguments) == 0
     files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))

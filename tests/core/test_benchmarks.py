@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import BrokenExecutor, Future
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import calls, compile_ahead, harness, results, token_log_probs
+from benchmarks import calls, harness, results, token_log_probs
 from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, compiled_scan, loop
 from benchmarks.results import make_row
@@ -159,19 +159,18 @@ def test_suites():
     for suite in SUITES.values():
         assert len(set(suite.workloads)) == len(suite.workloads)
         assert set(suite.providers) <= set(REGISTRY)
-    jobs = [(name, w) for w in SUITES["rows"].workloads for name in SUITES["rows"].list_arms(w)]
-    ahead = compile_ahead.select_jobs(jobs)
-    once = ["cuda_rows_by_four", "cuda_rows"]
-    assert [name for name, _ in ahead] == once + ["ours_out"] * len(SUITES["rows"].workloads)
 
 
-def test_a_failure_to_compile_is_told():
-    failed, dead, done = (Future() for _ in range(3))
-    failed.set_exception(ValueError("no"))
-    dead.set_exception(BrokenExecutor())
-    done.set_result(None)
-    happened = [compile_ahead.describe_outcome(future) for future in (failed, dead, done)]
-    assert happened == ["failed: ValueError: no", "", ""]
+def test_what_is_compiled_ahead(tmp_path):
+    """In processes of their own, as far as the time goes; what fails there ends nothing."""
+    jobs = [(tmp_path / "a" / "b",), (tmp_path / "c",)]
+    harness.compile_ahead(Path.touch, jobs, SimpleNamespace(device="cpu", ends=float("inf")))
+    assert not jobs[1][0].exists()
+    harness.compile_ahead(Path.touch, jobs, SimpleNamespace(device="cuda", ends=float("inf")))
+    assert jobs[1][0].exists()
+    started = time.monotonic()
+    harness.compile_ahead(time.sleep, [(1000,)], SimpleNamespace(device="cuda", ends=time.perf_counter()))
+    assert time.monotonic() - started < 100
 
 
 # --- how it is timed --------------------------------------------------------------------------------------------------
@@ -222,13 +221,11 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch):
 
     FakeClock(monkeypatch)
     monkeypatch.setitem(REGISTRY, "loop", Broken("loop"))
-    suite, options = calls.Suite([], ("loop",), "cpu"), SimpleNamespace(device="cpu", seconds=1e-6)
+    suite, options = calls.Suite([], ("loop",), device="cpu"), SimpleNamespace(device="cpu", seconds=1e-6)
     for envs, note in ((3, "wrong: its relative error is nan"), (2, "failed: ValueError: no")):
         broken, null, add = suite.measure(Workload("gae_advantages", envs, 4), options)
         assert (broken.note, broken.median, null.note, add.note) == (note, None, "", "")
         assert null.median == add.median == 1.0
-    monkeypatch.setitem(calls.COMPILED, ("loop", None), "not compiled in time")
-    assert next(suite.measure(Workload("gae_advantages", 3, 4), options)).note == "not compiled in time"
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

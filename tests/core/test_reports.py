@@ -30,7 +30,7 @@ def test_a_generated_page_is_what_its_script_makes(page):
 def test_every_part_is_on_a_page_and_every_benchmark_in_a_part():
     pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in report.list_pages())
     assert {name for _, name, _ in report.MARKED.findall(pages)} == set(report.PARTS)
-    shown = {*report.PARTS, *report.LOOPS, *(f"calls_{name}" for name in (*report.SUITES, "cpu"))}
+    shown = {*report.PARTS, *report.LOOPS, *(f"calls_{name}" for name in (*report.ON_GPU, "cpu"))}
     assert set(runner.BENCHMARKS) <= shown
 
 
@@ -118,10 +118,10 @@ def test_regimes(monkeypatch):
 
 def test_learning_curves_of_several_seeds():
     """Points that all have; the target is that of the runs which reach it."""
-    setting = learning.Setting("x", 5.0, 30, 1, 10, 1, seeds=2)
+    setting = learning.Curves("x", 5.0, 30, 1, 10, 1, seeds=2)
     curves = [
-        learning.Curve("ours", 0, [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)]),
-        learning.Curve("ours", 1, [(10, 3.0, 4.0), (20, 5.0, 4.5)]),
+        learning.Curve("ours", [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)]),
+        learning.Curve("ours", [(10, 3.0, 4.0), (20, 5.0, 4.5)]),
     ]
     rows = {row.setting + row.metric: row.median for row in learning.describe_curves("ours", curves, setting)}
     assert rows == {

@@ -72,4 +72,5 @@ def keep_answers(model: Any) -> None:
     """Let a model find its update, and what the graphs of it depend on, once and for all."""
     step = model._find_update()
     model._find_update = lambda: step
-    step.blocks += 1  # as if all that follows were inside `held`
+    for each in (step, model._acting):
+        each.blocks += 1  # as if all that follows were inside `held`

@@ -22,7 +22,7 @@ from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
-from rl_triton_core._internal.capture.key import Contents, describe_leaf, describe_mode, find_pointers, name_context
+from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
 from rl_triton_core._internal.capture.reach import (
     Reach,
@@ -203,14 +203,14 @@ class CapturedStep:
         if context:
             self.warn_once(context)
             return None
-        tensors = self.tensors()
         lost = self.is_stale or any(x.is_outdated() for x in self.prepared)
-        if lost or self.pointers != find_pointers(tensors, self.optimizers):
-            self.reset()
+        if lost or not self.contents.holds():
+            if lost or self.pointers != find_pointers(self.tensors(), self.optimizers):
+                self.reset()
+            self.contents.describe(self.modules, self.optimizers, self.extra)
         for optimizer in self.prepared:  # before a capture too, which would keep a rate that is a number
             optimizer.update_learning_rates()
-        parts, state = self.contents.host.parts, self.contents.find_state()
-        key = (*form, state, describe_mode(parts, self.optimizers, tensors))
+        key = (*form, *self.contents.key, describe_context())
         self.calls += 1
         graph = self.captured.get(key)
         if graph is None:
@@ -230,7 +230,7 @@ class CapturedStep:
     def name_change(self) -> str:
         """What has changed last of what modules keep on the host, if graphs are of several states of it."""
         keys: Any = self.captured
-        return f": {self.contents.changed} has changed" if len({state for _, _, state, _ in keys}) > 1 else ""
+        return f": {self.contents.changed} has changed" if len({state for _, _, state, *_ in keys}) > 1 else ""
 
     def evict_idle_graph(self) -> bool:
         """Whether there is room for a graph; the one unused for longest is evicted, if it is idle for long enough."""

@@ -19,9 +19,15 @@ from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp import serial_values as values
 from rl_triton_core._internal.mlp.compile import Loss, compile_entry, find_functions
-from rl_triton_core._internal.mlp.groups import GroupTables, RolloutTables, ValueTables, collect_facts, view_samples
+from rl_triton_core._internal.mlp.groups import (
+    GroupTables,
+    RolloutTables,
+    ValueTables,
+    collect_facts,
+    make_snapshot,
+    view_samples,
+)
 from rl_triton_core._internal.mlp.networks import Unsupported
-from rl_triton_core._internal.mlp.snapshot import Snapshot
 
 __all__ = [
     "HEADS",
@@ -142,7 +148,8 @@ class Compiled:
             optimizers = {group: optimizer for group, (_, optimizer, *_) in self._parts.items()}
             known = self._make_tables(self, facts, optimizers)
         known.key, known.owner = key, ref(self)
-        known.snapshot = Snapshot(self._parts.values(), facts.values()) if is_own else None  # who asks once needs none
+        # who asks once needs none
+        known.snapshot = make_snapshot(self._parts.values(), facts.values()) if is_own else None
         return known
 
     def _take_tables(self) -> tuple[Any, tuple[int, ...]]:

@@ -54,6 +54,7 @@ CHANGES = {
     "hook": (toggle_hook, toggle_hook),
     "frozen layer": (lambda x: x.model[0].requires_grad_(False), lambda x: x.model[0].requires_grad_(True)),
     "layer's mode": (lambda x: x.model[2].eval(), lambda x: x.model[2].train()),
+    "layer's number": (lambda x: setattr(x.model[2], "p", 0.1), lambda x: setattr(x.model[2], "p", 0.5)),
     "weight decay": (set_option("weight_decay", 0.5), set_option("weight_decay", 0)),
     "decoupled decay": (set_option("decoupled_weight_decay", True), set_option("decoupled_weight_decay", False)),
     "betas": (set_option("betas", [0.1, 0.2]), set_option("betas", (0.9, 0.999))),

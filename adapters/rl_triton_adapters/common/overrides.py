@@ -43,12 +43,20 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
     bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]
     own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
     for name in names:
-        owner = next((x for x in bases if name in vars(x)), None)
         if name in own:
             return f"this {kind.__name__} has its own {name}{locate(own[name])}"
-        if owner is not None and not is_written_in(packages, vars(owner)[name], owner.__module__):
-            return f"{owner.__name__} has its own {name}{locate(vars(owner)[name])}"
+        for owner in bases:
+            if name in owner.__dict__:
+                if not is_frameworks(owner, name, owner.__dict__[name], packages):
+                    return f"{owner.__name__} has its own {name}{locate(owner.__dict__[name])}"
+                break
     return ""
+
+
+@lru_cache(maxsize=1024)
+def is_frameworks(owner: type, name: str, attribute: Any, packages: tuple[str, ...]) -> bool:
+    """Whether what a class has of a name was written in these packages."""
+    return is_written_in(packages, attribute, owner.__module__)
 
 
 def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:

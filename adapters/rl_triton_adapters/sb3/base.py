@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Number
-from types import MethodType
+from types import MethodType, NoneType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from rl_triton_adapters.common.overrides import find_override, find_replaced, list_modules, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
-from rl_triton_adapters.common.update import CapturedUpdate, find_reason
+from rl_triton_adapters.common.update import CapturedUpdate
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import warn
 
@@ -22,6 +22,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
 HELD = (*PACKAGES, "torch.optim")
+NUMBERS = (float, int, NoneType, Number)
 REPLACED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 """Of a policy, the functions that were last put in the place of its methods."""
 
@@ -78,16 +79,16 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
-        obstacles = {
-            "switched off": not self.enabled,
-            f"{self.device.type} is neither a CPU nor a GPU that is used as cuda": self.device.type not in DEVICES,
-            "use_sde: exploration is state-dependent": self.use_sde and self.device.type not in self.sde_devices,
-        }
-        settings = [(name, getattr(self, name)) for name in self.read_settings]
-        obstacles |= {f"{name} is a {type(x).__name__}": not isinstance(x, Number | None) for name, x in settings}
-        own = find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
-        own = own or find_override(type(self), self.read_settings, PACKAGES)
-        return find_off_switch() or find_reason(obstacles) or own or self._find_replaced()
+        device, settings = self.device.type, ((name, getattr(self, name)) for name in self.read_settings)
+        others = (f"{name} is a {type(x).__name__}" for name, x in settings if not isinstance(x, NUMBERS))
+        reasons: tuple[Any, ...] = (
+            not self.enabled and "switched off",
+            device not in DEVICES and f"{device} is neither a CPU nor a GPU that is used as cuda",
+            self.use_sde and device not in self.sde_devices and "use_sde: exploration is state-dependent",
+        )
+        reason: str = find_off_switch() or next(filter(None, reasons), "") or next(others, "")
+        own = reason or find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
+        return own or find_override(type(self), self.read_settings, PACKAGES) or self._find_replaced()
 
     def _find_replaced(self) -> str:
         """Which function that the stock update can call was replaced; while it learns, as asked every 256 steps."""

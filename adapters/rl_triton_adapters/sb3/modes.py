@@ -1,5 +1,7 @@
 """Stable-Baselines3: training and evaluation mode of a policy, set without a walk through its modules' attributes."""
 
+from itertools import chain
+from operator import methodcaller
 from typing import Any
 
 from torch import nn
@@ -20,6 +22,9 @@ class TrainingModes:
         self.policy = policy
         self.modules: list[nn.Module] = []
         self.flags: dict[bool, list[tuple[dict[str, Any], bool]]] = {}
+        self.places: list[Any] = []
+        self.attributes: list[dict[str, Any]] = []
+        self.parts: list[Any] = [None]  # of no module: nothing is known
 
     def __reduce__(self) -> Any:
         """A copy knows nothing of its policy's modules yet."""
@@ -31,16 +36,21 @@ class TrainingModes:
         if own is not None and getattr(own, "__self__", None) is not self:
             own(mode)
             return
-        modules = list_modules(self.policy)
-        if modules != self.modules:
-            self.modules, self.flags = modules, {}
-        if any("train" in vars(x) for x in modules):
+        if self.list_parts() != self.parts:
+            self.modules, self.flags = list_modules(self.policy), {}
+            self.places, self.attributes = [x._modules for x in self.modules], [vars(x) for x in self.modules]
+            self.parts = self.list_parts()
+        if any("train" in x for x in self.attributes):
             type(self.policy).set_training_mode(self.policy, mode)
             return
         if mode not in self.flags:
             self.call_method(mode)
         for attributes, flag in self.flags.get(mode, ()):
             attributes["training"] = flag  # `nn.Module.__setattr__` takes ten times as long
+
+    def list_parts(self) -> list[Any]:
+        """All parts of all modules, as they are known."""
+        return [*chain.from_iterable(map(methodcaller("values"), filter(None, self.places)))]
 
     def call_method(self, mode: bool) -> None:
         """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""

@@ -19,6 +19,7 @@ from torch.utils._device import DeviceContext
 from rl_triton_core._internal.arguments.validation import is_number
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.optimizers import describe_settings, list_step_hooks
+from rl_triton_core._internal.capture.snapshot import Snapshot
 
 GLOBAL_HOOKS = (
     module_hooks._global_forward_pre_hooks,
@@ -27,6 +28,8 @@ GLOBAL_HOOKS = (
     module_hooks._global_backward_hooks,
 )
 """Hooks of all modules."""
+INSIDE = [name for name, x in vars(nn.Module()).items() if isinstance(x, dict) and "state_dict" not in name]
+"""Where a module has parts, tensors and hooks."""
 
 
 def describe_leaf(x: Any) -> Hashable:
@@ -39,13 +42,26 @@ def describe_leaf(x: Any) -> Hashable:
     return known
 
 
-def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
-    """What else a graph depends on: hooks, frozen parameters, settings, precision."""
+def describe_context() -> Hashable:
+    """What of this thread a graph depends on."""
     autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+
+
+def describe_mode(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Hashable:
+    """What else a graph depends on: hooks, frozen parameters, settings."""
     frozen = tuple([not x.requires_grad for x in tensors])
     settings = tuple([describe_settings(x) for x in optimizers])
-    hooks = tuple(list_hooks(parts, optimizers, tensors))
-    return hooks, frozen, settings, torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast
+    return tuple(list_hooks(parts, optimizers, tensors)), frozen, settings
+
+
+def list_places(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[Any]:
+    """The dictionaries and lists in which modules have parts, tensors and hooks, and optimizers all that they have."""
+    yield from GLOBAL_HOOKS
+    yield from (getattr(x, name) for x in parts for name in INSIDE)
+    for x in optimizers:
+        yield from (*list_step_hooks(x), vars(x), x.param_groups, *x.param_groups, x.state, *x.state.values())
+        yield from (group["params"] for group in x.param_groups)
 
 
 def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tensors: Iterable[Tensor]) -> Iterator[int]:
@@ -111,6 +127,32 @@ class Contents:
         self.state: State | None = None
         self.changed = ""
         """What has changed last of what modules keep on the host."""
+        self.key: tuple[Hashable, ...] = ()
+        self.snapshot: Snapshot | None = None
+        self.repeats, self.patience = 0, 1
+        """How often the key was the same, and has to be before a snapshot is made: more often where none holds long."""
+
+    def holds(self) -> bool:
+        """Whether `key` is known to be what `describe` would find, and tensors to lie where they lay."""
+        if self.snapshot is None:
+            return False
+        if self.snapshot.holds() and self.host.is_known():
+            self.repeats += 1
+            return True
+        self.patience = 1 if self.repeats > 16 * self.patience else 2 * self.patience
+        self.snapshot, self.repeats = None, 0
+        return False
+
+    def describe(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> None:
+        """Look at everything that a graph depends on besides inputs and the thread, after `find`."""
+        parts, known = self.host.parts, self.key
+        self.key = self.find_state(), describe_mode(parts, optimizers, self.tensors)
+        self.repeats = self.repeats + 1 if self.key == known else 0
+        if self.repeats >= self.patience and not any(isinstance(x, torch.jit.ScriptModule) for x in parts):
+            places = [modules, optimizers, extra, *list_places(parts, optimizers)]
+            kept = (x for optimizer in optimizers for state in optimizer.state.values() for x in state.values())
+            tensors = [*self.tensors, *(x for x in kept if isinstance(x, Tensor))]
+            self.snapshot, self.repeats = Snapshot(places, self.tensors, tensors), 0
 
     def find(
         self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor], device: torch.device

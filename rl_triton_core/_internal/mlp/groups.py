@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from rl_triton_core._internal.capture.host import list_parts
-from rl_triton_core._internal.capture.key import list_hooks
+from rl_triton_core._internal.capture.key import list_hooks, list_places
+from rl_triton_core._internal.capture.snapshot import Snapshot
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp import serial_values as values
 from rl_triton_core._internal.mlp.compile import Loss, find_functions
@@ -62,6 +63,16 @@ def collect_facts(networks: Sequence[nn.Module], optimizer: Optimizer | None, fu
         raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
     learned = [(x.states, id(x.group)) for x in learning]
     return Facts(layers, ends, parameters, learning, kept, (layers, ends, learned, described))
+
+
+def make_snapshot(parts: Collection[tuple[Any, ...]], facts: Collection[Facts]) -> Snapshot:
+    """What all of this depends on; parts are as `collect_facts` takes them, facts what it found."""
+    modules = list_parts(x for own, *_ in parts for x in own)
+    optimizers = [x for _, x, *_ in parts if x is not None]
+    parameters = [x for own in facts for x in own.parameters]
+    states = (x for own in facts for kept in own.kept for x in kept if isinstance(x, Tensor))
+    places = [*map(vars, (*modules, *optimizers)), *list_places(modules, optimizers)]
+    return Snapshot(places, parameters, [*parameters, *states], (Tensor.stride, Tensor.numel))
 
 
 class GroupTables:

@@ -56,18 +56,13 @@ def make_batch(batch_size: int, response_length: int) -> dict[str, Any]:
         "token_level_rewards": torch.tensor(rewards, dtype=torch.float32),
         "values": torch.tensor(rng.normal(size=mask.shape), dtype=torch.float32),
         "response_mask": torch.tensor(mask, dtype=torch.int64),
-        "index": np.array([f"prompt-{i // 8}" for i in range(batch_size)], dtype=object),
     }
 
 
 def make_calls(batch: dict[str, Any]) -> dict[str, Callable[[], Any]]:
     """As verl calls its functions, by the name of the estimator."""
-    outcome = {name: batch[name] for name in ("token_level_rewards", "response_mask", "index")}
     per_token = {name: batch[name] for name in ("token_level_rewards", "values", "response_mask")}
-    return {
-        "gae": lambda: core_algos.compute_gae_advantage_return(**per_token, gamma=1.0, lam=0.95),
-        "grpo": lambda: core_algos.compute_grpo_outcome_advantage(**outcome),
-    }
+    return {"gae": lambda: core_algos.compute_gae_advantage_return(**per_token, gamma=1.0, lam=0.95)}
 
 
 def time_call(compute: Callable[[], Any]) -> tuple[Any, float]:

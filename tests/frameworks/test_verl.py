@@ -6,12 +6,10 @@ import inspect
 import os
 import subprocess
 import sys
-import uuid
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Optional
 
-import numpy as np
 import pytest
 import torch
 
@@ -26,7 +24,6 @@ from verl.workers.config import ActorConfig  # noqa: E402
 from rl_triton_adapters import verl as adapter  # noqa: E402
 
 STOCK_GAE = core_algos.compute_gae_advantage_return
-STOCK_GRPO = core_algos.compute_grpo_outcome_advantage
 STOCK_LOSS = core_algos.compute_policy_loss_vanilla
 VERSION = tuple(map(int, verl.__version__.split(".")[:3]))
 OLD = VERSION < (0, 9)
@@ -81,68 +78,33 @@ def test_gae_is_that_of_verl(kind, scale):
 def test_dtypes_are_those_of_verl(dtype, mask_dtype):
     """A floating mask may be of more digits than rewards, which verl multiplies."""
     rewards, values, mask = make_rollout("prefix", dtype=dtype)
-    index, exact = np.arange(BATCH) % 2, [x.double() for x in (rewards * mask, values, mask)]
-    pairs = (
-        (STOCK_GAE, adapter.compute_gae_advantage_return, (rewards, values, mask.to(mask_dtype), 1.0, 0.95)),
-        (STOCK_GRPO, adapter.compute_grpo_outcome_advantage, (rewards * mask, mask.to(mask_dtype), index)),
-    )
-    expected = *STOCK_GAE(*exact, 1.0, 0.95), *STOCK_GRPO(exact[0], exact[2], index)
-    kinds = [x.dtype for stock, _, arguments in pairs for x in stock(*arguments)]
-    results = [x for _, ours, arguments in pairs for x in ours(*arguments)]
-    for got, kind, right in zip(results, kinds, expected, strict=True):
-        assert got.dtype == kind
-        tolerance = 2**-8 if kind == torch.bfloat16 else 1e-5
+    expected = compute_stock_gae(rewards, values, mask, 1.0, 0.95)
+    results = [
+        compute(rewards, values, mask.to(mask_dtype), 1.0, 0.95)
+        for compute in (adapter.compute_gae_advantage_return, STOCK_GAE)
+    ]
+    for got, stock, right in zip(*results, expected, strict=True):
+        assert got.dtype == stock.dtype
+        tolerance = 2**-8 if got.dtype == torch.bfloat16 else 1e-5
         check_valid(got.double(), right, mask, rtol=tolerance, atol=tolerance)
-
-
-def compute_all_advantages(rewards, values, mask):
-    """By every estimator that is ours."""
-    index = np.arange(BATCH) % 2
-    return (
-        *adapter.compute_gae_advantage_return(rewards, values, mask, 0.97, 0.95),
-        *adapter.compute_grpo_outcome_advantage(rewards, mask, index),
-        *adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=False),
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
 @pytest.mark.parametrize("filler", [torch.nan, torch.inf, 1e6])
 def test_what_stands_in_masked_cells_is_not_read(filler, dtype):
     rewards, values, mask = make_rollout()
-    expected = compute_all_advantages(rewards * mask, values, mask)
+    expected = adapter.compute_gae_advantage_return(rewards * mask, values, mask, 0.97, 0.95)
     spoilt = [x.masked_fill(mask == 0, filler) for x in (rewards, values)]
-    for got, wanted in zip(compute_all_advantages(*spoilt, mask.to(dtype)), expected, strict=True):
+    results = adapter.compute_gae_advantage_return(*spoilt, mask.to(dtype), 0.97, 0.95)
+    for got, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0)
         assert (got[mask == 0] == 0).all() and got.any()
 
 
-def test_a_valid_nan_stays_in_its_group():
-    """And there at the valid tokens."""
-    rewards, _, mask = make_rollout("prefix")
-    rewards[1, 0] = torch.nan
-    advantages, _ = adapter.compute_grpo_outcome_advantage(rewards, mask, np.arange(BATCH) % 2)
-    assert torch.equal(advantages.isnan(), (mask != 0) & (torch.arange(BATCH) % 2 == 1)[:, None])
-
-
-def test_verl_counts_rewards_of_masked_tokens(caplog):
-    """The difference that docs/verl.md tells: where it is gone, the page and the adapter's docstring change."""
-    rewards, _, mask = make_rollout("prefix")
-    index = np.arange(BATCH) % 2
-    stock = [STOCK_GRPO(x, mask, index)[0] for x in (rewards, rewards * mask)]
-    assert not torch.allclose(*stock)
-    adapter._warn_of_masked_rewards.cache_clear()
-    for i, x in enumerate((rewards * mask, rewards, rewards)):
-        torch.testing.assert_close(adapter.compute_grpo_outcome_advantage(x, mask, index)[0], stock[1])
-        assert ("there are rewards at masked tokens" in caplog.text) == (i > 0) and len(caplog.records) == min(i, 1)
-
-
 def test_advantages_have_no_graph():
     rewards, values, mask = make_rollout()
-    for ours in (
-        adapter.compute_gae_advantage_return(rewards, values.requires_grad_(), mask, 1.0, 0.95),
-        adapter.compute_grpo_outcome_advantage(rewards.requires_grad_(), mask, np.zeros(BATCH)),
-    ):
-        assert not any(x.requires_grad for x in ours)
+    ours = adapter.compute_gae_advantage_return(rewards, values.requires_grad_(), mask, 1.0, 0.95)
+    assert not any(x.requires_grad for x in ours)
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -154,52 +116,6 @@ def test_too_few_valid_tokens_raise_as_in_verl(count):
         STOCK_GAE(rewards, values, mask, 1.0, 0.95)
     with pytest.raises(ValueError, match=f"response_mask: got {count} valid tokens"):
         adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
-
-
-def make_groups(sizes):
-    """Objects as in verl's "uid", in an order that mixes the groups."""
-    labels = [str(uuid.UUID(int=number)) for number, size in enumerate(sizes) for _ in range(size)]
-    return np.array([labels[i] for i in np.random.default_rng(0).permutation(len(labels))], dtype=object)
-
-
-def draw_groups(scale):
-    """Groups of responses, rewards and a mask."""
-    index = make_groups([8, 1, 3, 4, 1])
-    generator = torch.Generator().manual_seed(0)
-    rewards = torch.randn(len(index), 12, generator=generator, dtype=torch.float64) * scale
-    return index, rewards, torch.randint(0, 2, rewards.shape, generator=generator)
-
-
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize("scale", [1e-7, 1.0, 1e6])
-def test_grpo_is_that_of_verl(scale, norm):
-    index, rewards, mask = draw_groups(scale)
-    rewards *= mask
-    ours = adapter.compute_grpo_outcome_advantage(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
-    stock = STOCK_GRPO(rewards, mask, index=index, norm_adv_by_std_in_grpo=norm)
-    for got, expected in zip(ours, stock, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-7, atol=0)  # of one response verl's 1 + ε is float32
-
-
-@pytest.mark.parametrize("norm", [True, False])
-def test_responses_without_a_valid_token_are_in_no_group(norm):
-    """As if the batch had come without them: two of one group, and one of another."""
-    index, rewards, mask = draw_groups(1.0)
-    left = np.flatnonzero(index == index[0])[:2].tolist() + np.flatnonzero(index == index[-1])[:1].tolist()
-    mask[left] = 0
-    kept = [i for i in range(len(index)) if i not in left]
-    got, _ = adapter.compute_grpo_outcome_advantage(rewards, mask, index, norm_adv_by_std_in_grpo=norm)
-    few = (rewards * mask)[kept], mask[kept], index[kept]
-    torch.testing.assert_close(got[kept], STOCK_GRPO(*few, norm_adv_by_std_in_grpo=norm)[0], rtol=1e-7, atol=0)
-    assert (got[left] == 0).all() and index[0] != index[-1]
-
-
-def test_equal_scores_have_no_advantage():
-    index = make_groups([8, 8])
-    rewards = torch.zeros(16, 3)
-    rewards[:, -1] = 0.1
-    advantages, _ = adapter.compute_grpo_outcome_advantage(rewards, torch.ones(16, 3), index)
-    assert (advantages == 0).all()
 
 
 # -- the policy loss --------------------------------------------------------------------------------------------------
@@ -367,11 +283,7 @@ def test_verl_computes_advantages_with_ours(estimator, monkeypatch):
         if ours:
             adapter.install()
             monkeypatch.setattr(core_algos.verl_F, "masked_whiten", None)  # which verl's own functions call
-            monkeypatch.setattr(core_algos, "defaultdict", None)
-        data = DataProto.from_dict(
-            {"token_level_rewards": rewards, "values": values, "response_mask": mask},
-            {"uid": make_groups([3, 3])},
-        )
+        data = DataProto.from_dict({"token_level_rewards": rewards, "values": values, "response_mask": mask})
         config = AlgoConfig(gamma=0.97, adv_estimator=estimator)
         results.append(compute_advantage(data, estimator, gamma=0.97, lam=0.9, config=config).batch)
     adapter.uninstall()
@@ -449,7 +361,7 @@ def test_an_unknown_version_is_compared_with_and_warned_of(monkeypatch, caplog):
     adapter.install()
     adapter.uninstall()
     *_, warning = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "verl 99.0 is not a version" in warning and "compute_grpo_outcome_advantage" in warning
+    assert "verl 99.0 is not a version" in warning and "compute_policy_loss_gspo" in warning
 
 
 def find_module(name):
@@ -505,11 +417,12 @@ def test_a_loss_that_does_not_read_its_aggregation_is_left_out(monkeypatch, capl
 
 
 def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):
-    monkeypatch.setattr(core_algos, "compute_grpo_outcome_advantage", STOCK_GAE)
+    monkeypatch.setattr(core_algos, "compute_gae_advantage_return", core_algos.compute_grpo_outcome_advantage)
     adapter.install()
-    kept = core_algos.compute_grpo_outcome_advantage
+    kept = core_algos.compute_gae_advantage_return
     adapter.uninstall()
-    assert kept is STOCK_GAE and "core_algos.compute_grpo_outcome_advantage takes" in caplog.text
+    assert kept is core_algos.compute_grpo_outcome_advantage
+    assert "core_algos.compute_gae_advantage_return takes" in caplog.text
 
 
 def test_a_version_in_which_all_differ_is_refused(monkeypatch):
@@ -521,41 +434,24 @@ def test_a_version_in_which_all_differ_is_refused(monkeypatch):
 # -- bad arguments ----------------------------------------------------------------------------------------------------
 
 REWARDS, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.int64)
-ARGUMENTS = {"token_level_rewards": REWARDS, "response_mask": MASK}
-CALLS = {
-    adapter.compute_gae_advantage_return: {**ARGUMENTS, "values": REWARDS, "gamma": 1.0, "lam": 1.0},
-    adapter.compute_grpo_outcome_advantage: {**ARGUMENTS, "index": np.array(["a", "a"], dtype=object)},
-}
-
-
-@pytest.mark.parametrize("function", CALLS, ids=lambda function: function.__name__)
-def test_bad_tensors_are_named(function):
-    for name in ARGUMENTS:
-        with pytest.raises(TypeError, match=f"{name}: got list, expected a torch.Tensor"):
-            function(**{**CALLS[function], name: [1.0]})
-    with pytest.raises(ValueError, match=r"token_level_rewards: got shape \(3,\), expected \[batch_size, response_le"):
-        function(**{**CALLS[function], "token_level_rewards": REWARDS[0]})
-    with pytest.raises(ValueError, match=r"response_mask: got shape \(1, 3\), expected \(2, 3\)"):
-        function(**{**CALLS[function], "response_mask": MASK[:1]})
-
-
-GAE, GRPO = CALLS
 
 
 @pytest.mark.parametrize(
-    ("function", "name", "argument", "error", "message"),
+    ("name", "argument", "error", "message"),
     [
-        (GAE, "values", REWARDS[:1], ValueError, r"got shape \(1, 3\), expected"),
-        (GAE, "gamma", -1.0, ValueError, "got -1.0"),
-        (GAE, "lam", 2.0, ValueError, "got 2.0"),
-        (GRPO, "index", np.array(["a"]), ValueError, "got 1 groups, expected one per"),
-        (GRPO, "epsilon", -1.0, ValueError, "got -1.0"),
-        (GRPO, "norm_adv_by_std_in_grpo", 1, TypeError, "got int, expected a bool"),
+        ("token_level_rewards", [1.0], TypeError, "got list, expected a torch.Tensor"),
+        ("response_mask", [1.0], TypeError, "got list, expected a torch.Tensor"),
+        ("token_level_rewards", REWARDS[0], ValueError, r"got shape \(3,\), expected \[batch_size, response_length\]"),
+        ("response_mask", MASK[:1], ValueError, r"got shape \(1, 3\), expected \(2, 3\)"),
+        ("values", REWARDS[:1], ValueError, r"got shape \(1, 3\), expected"),
+        ("gamma", -1.0, ValueError, "got -1.0"),
+        ("lam", 2.0, ValueError, "got 2.0"),
     ],
 )
-def test_bad_arguments_are_named(function, name, argument, error, message):
+def test_bad_arguments_are_named(name, argument, error, message):
+    arguments = {"token_level_rewards": REWARDS, "response_mask": MASK, "values": REWARDS, "gamma": 1.0, "lam": 1.0}
     with pytest.raises(error, match=f"{name}: {message}"):
-        function(**{**CALLS[function], name: argument})
+        adapter.compute_gae_advantage_return(**{**arguments, name: argument})
 
 
 def test_bad_tensors_of_the_loss_are_named():
@@ -645,8 +541,8 @@ def plugin(monkeypatch):
     """What verl imports in each process, in one that has not imported the adapter."""
     monkeypatch.delenv("VERL_USE_EXTERNAL_MODULES", raising=False)
     monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl")
-    monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl.plugin", raising=False)
-    return lambda: importlib.import_module("rl_triton_adapters.verl.plugin")
+    monkeypatch.delitem(sys.modules, "rl_triton_adapters.verl_plugin", raising=False)
+    return lambda: importlib.import_module("rl_triton_adapters.verl_plugin")
 
 
 @pytest.mark.parametrize("flag", [None, ""])

@@ -19,11 +19,10 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Callable, Hashable, Iterable
-from functools import cache, partial
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-import numpy.typing as npt
 import torch
 
 import rl_triton_core
@@ -31,7 +30,7 @@ from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number
-from rl_triton_core.losses import group_normalize, grpo_loss, token_log_probs
+from rl_triton_core.losses import grpo_loss, token_log_probs
 
 try:
     import verl
@@ -43,7 +42,6 @@ except ImportError as error:
 
 __all__ = [
     "compute_gae_advantage_return",
-    "compute_grpo_outcome_advantage",
     "compute_policy_loss_cispo",
     "compute_policy_loss_dppo_kl",
     "compute_policy_loss_dppo_tv",
@@ -110,72 +108,12 @@ def compute_gae_advantage_return(
         mask=mask,
         backend=backend,
     )
-    dtype = torch.promote_types(_promote(token_level_rewards, response_mask), values.dtype)
+    of_product = torch.promote_types(token_level_rewards.dtype, response_mask.dtype)
+    dtype = torch.promote_types(of_product, values.dtype)
     whitened = normalize_advantages(
         advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend
     )
     return whitened.to(dtype), returns.to(dtype)
-
-
-@torch.no_grad()
-def compute_grpo_outcome_advantage(
-    token_level_rewards: torch.Tensor,
-    response_mask: torch.Tensor,
-    index: npt.NDArray[Any],
-    epsilon: float = 1e-6,
-    norm_adv_by_std_in_grpo: bool = True,
-    config: Any = None,
-) -> Advantages:
-    """Compute advantages of responses relative to the others to the same prompt.
-
-        score = Σ r          advantage = (score − μ) / (σ + ε)          μ and σ, unbiased, of the group
-
-    The response of a group of one has μ = 0 and σ = 1, and one without a valid token is in no group. Responses of equal
-    scores have the advantage 0, where verl may have rounding errors divided by ε.
-
-    Arguments are verl's; `index` has the group of each response, of any hashable objects, such as the strings in "uid",
-    and `config` is not read. A score is the sum over the valid tokens, where verl's takes in rewards at masked ones.
-    Both results are the response's advantage at its valid tokens, and 0 elsewhere.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-    """
-    if not isinstance(norm_adv_by_std_in_grpo, bool):
-        raise TypeError(f"norm_adv_by_std_in_grpo: got {type(norm_adv_by_std_in_grpo).__name__}, expected a bool")
-    _check_tokens(token_level_rewards=token_level_rewards, response_mask=response_mask)
-    mask = response_mask != 0
-    groups, dtype = _number_groups(index, mask), _promote(token_level_rewards, response_mask)
-    scores = torch.where(mask, token_level_rewards, 0).sum(dim=-1, dtype=dtype)
-    if not torch.allclose(scores, token_level_rewards.sum(dim=-1, dtype=dtype), rtol=0, atol=0, equal_nan=True):
-        _warn_of_masked_rewards()
-    mode = "mean-std" if norm_adv_by_std_in_grpo else "mean"
-    relative = group_normalize(scores, groups, mode=mode, epsilon=epsilon).to(dtype)
-    alone = torch.bincount(groups)[groups] == 1
-    raw = scores / (1 + epsilon) if norm_adv_by_std_in_grpo else scores
-    advantages = torch.where(mask, torch.where(alone, raw, relative)[:, None], 0)
-    return advantages, advantages
-
-
-def _promote(token_level_rewards: torch.Tensor, response_mask: torch.Tensor) -> torch.dtype:
-    """The dtype of verl's product of both."""
-    return torch.promote_types(token_level_rewards.dtype, response_mask.dtype)
-
-
-def _number_groups(index: Any, mask: torch.Tensor) -> torch.Tensor:
-    """The number of each response's group, counted as groups appear; one for all responses without a valid token."""
-    labels: Iterable[Hashable] = index.tolist() if hasattr(index, "tolist") else index
-    numbers: dict[Hashable, int] = {}
-    groups = [numbers.setdefault(label, len(numbers)) for label in labels]
-    if len(groups) != len(mask):
-        raise ValueError(f"index: got {len(groups)} groups, expected one per response ({len(mask)})")
-    return torch.tensor(groups, dtype=torch.int64, device=mask.device).masked_fill(~mask.any(-1), len(numbers))
-
-
-@cache
-def _warn_of_masked_rewards() -> None:
-    """Say once that scores are other ones than verl's."""
-    logger.warning("there are rewards at masked tokens: scores of responses have them in verl, and not here")
 
 
 class Minibatch(NamedTuple):
@@ -455,10 +393,7 @@ def _average_metrics(
 # Installation
 # ---------------------------------------------------------------------------------------------------------------------
 
-ESTIMATORS: dict[str, Estimator] = {
-    "gae": compute_gae_advantage_return,
-    "grpo": compute_grpo_outcome_advantage,
-}
+ESTIMATORS: dict[str, Estimator] = {"gae": compute_gae_advantage_return}
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
 TOKENS: dict[str, Callable[..., torch.Tensor]] = {
     function.__name__: function
@@ -609,12 +544,11 @@ def _compare_numbers(place: Place) -> str:
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
     config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     arguments = {
-        "token_level_rewards": rewards * mask,  # verl's GRPO counts those of masked tokens
+        "token_level_rewards": rewards,
         "values": values,
         "response_mask": mask,
         "gamma": 0.9,
         "lam": 0.8,
-        "index": ["a", "b", "a"],
         "config": config if "loss" in place.attribute else core_algos.AlgoConfig(gamma=0.9),
         "old_log_prob": -values.exp(),
         "log_prob": -log_prob.exp(),

@@ -1,4 +1,7 @@
-"""The plugin of verl, which imports it in each process: installs `rl_triton_adapters.verl` where RL_TRITON is set."""
+"""The plugin of verl, which imports it in each process: installs `rl_triton_adapters.verl` where RL_TRITON is set.
+
+It is no part of that package, which would be imported with it.
+"""
 
 import importlib
 import logging

@@ -20,6 +20,8 @@ PIP_INSTALL := -m pip --quiet --disable-pip-version-check --no-input install --n
 INSTALL := $(PY) $(PIP_INSTALL)
 INSTALL_RLLIB := $(VENV_RLLIB)/bin/python $(PIP_INSTALL)
 INSTALL_FRAMEWORKS := $(VENV_FRAMEWORKS)/bin/python $(PIP_INSTALL)
+# Every >= of the dependencies as ==.
+LOWEST = $(shell sed -n '/^dependencies/,/^]/s/^ *"\([a-z]*\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml)
 TORCH := $(shell sed -n 's/^torch==/&/p' constraints.txt)
 READY := $(VENV)/.ready
 DOCS_READY := $(VENV)/.ready-docs
@@ -117,7 +119,8 @@ docs: $(DOCS_READY) ## Build the site into site/; a warning is an error
 	$(PY) -m mkdocs build --strict
 
 gpu-test: $(READY) ## The whole suite on a real GPU, with the real compiler (results in GPU_OUTPUT)
-	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT) --mutants
+	$(COMPILED) $(PY) scripts/gpu_tests.py $(GPU_OUTPUT)
+	$(COMPILED) $(PY) scripts/mutants.py triton --jobs $$(nproc) --tested > $(GPU_OUTPUT)/mutants.txt
 
 bench: $(READY) ## Measure every estimator on this CPU against NumPy, Numba, SB3 and a loop, and write the pages
 	$(MEASURE) calls_cpu
@@ -143,8 +146,11 @@ learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds ea
 report: $(READY) ## Write the parts of the pages, and the figures, that come from benchmarks/results/
 	$(REPORT)
 
-lower-bounds: $(READY) ## Test the core with the oldest supported packages (slow: downloads another torch)
-	$(PY) scripts/check_lower_bounds.py $(PYTHON)
+lower-bounds: ## Test the core with the oldest supported packages, in an environment of its own (slow: downloads another torch)
+	$(PYTHON) -m venv build/lower-bounds
+	build/lower-bounds/bin/python $(PIP_INSTALL) --upgrade pip
+	build/lower-bounds/bin/python $(PIP_INSTALL) $(LOWEST) pytest pytest-xdist hypothesis -e .
+	$(INTERPRETED) build/lower-bounds/bin/python -m pytest $(BY_FILE) tests/core
 
 test-newest: ## Test the core with the newest packages, or NEWEST="torch==2.14.*", in an environment of its own (slow)
 	$(PYTHON) -m venv build/newest

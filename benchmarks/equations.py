@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +26,6 @@ FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
 """Flags, and how often they are set."""
 LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
 PER_ACTION = ("next_action_probs", "next_q_values")
-MAX_ENVS_ON_CPU = 256
-"""With so few environments a serial loop is quicker on a CPU."""
 
 
 class Rates(NamedTuple):
@@ -40,16 +39,12 @@ class Rates(NamedTuple):
 
 
 def scan_serially(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:
-    """One step after another, in the dtype of α."""
-    device = alpha.device
-    if alpha.shape[1 - dim] <= MAX_ENVS_ON_CPU:
-        alpha, beta = alpha.cpu(), beta.cpu()
-    alpha, beta = alpha.movedim(dim, 0).contiguous(), beta.movedim(dim, 0).contiguous()
-    states, state = torch.empty_like(alpha), torch.zeros_like(alpha[0])
-    steps = list(zip(alpha.unbind(), beta.unbind(), states.unbind(), strict=True))
-    for a, b, out in reversed(steps) if reverse else steps:
-        state = torch.add(a, torch.mul(b, state, out=out), out=out)
-    return states.movedim(0, dim).to(device)
+    """One step after another in NumPy, in the dtype of α."""
+    a, b = (x.movedim(dim, 0).cpu().numpy() for x in (alpha, beta))
+    states, state = np.empty_like(a), np.zeros_like(a[0])
+    for t in range(len(a))[:: -1 if reverse else 1]:
+        state = states[t] = a[t] + b[t] * state
+    return torch.from_numpy(states).movedim(0, dim).to(alpha.device)
 
 
 def scan_by_doubling(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:
@@ -189,42 +184,22 @@ class Estimator(NamedTuple):
     lambda_: float | None = None
 
 
-GAE = Estimator("compute_gae", solve_gae, ("rewards", "values", "terminated"), ("advantages", "returns"), lambda_=0.95)
+STEPS, TARGETS = ("rewards", "values", "terminated"), ("targets", "advantages")
+Q_STEPS = ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION)
+LOCAL = {"bootstraps": False, "truncates": False, "discounts": False}
+GAE = Estimator("compute_gae", solve_gae, STEPS, ("advantages", "returns"), lambda_=0.95)
 ESTIMATORS = {
     "gae": GAE,
-    "vtrace": Estimator(
-        "compute_vtrace",
-        solve_vtrace,
-        ("rewards", "values", "terminated", *LOG_PROBS),
-        ("targets", "advantages"),
-        lambda_=1.0,
-    ),
-    "retrace": Estimator(
-        "compute_retrace",
-        solve_retrace,
-        ("rewards", "q_values", "terminated", *LOG_PROBS, *PER_ACTION),
-        ("targets", "advantages"),
-        bootstraps=False,
-        lambda_=1.0,
-    ),
-    "lambda_returns": Estimator(
-        "compute_lambda_returns", solve_lambda_returns, ("rewards", "values", "terminated"), ("returns",), lambda_=0.95
-    ),
+    "vtrace": Estimator("compute_vtrace", solve_vtrace, (*STEPS, *LOG_PROBS), TARGETS, lambda_=1.0),
+    "retrace": Estimator("compute_retrace", solve_retrace, Q_STEPS, TARGETS, bootstraps=False, lambda_=1.0),
+    "lambda_returns": Estimator("compute_lambda_returns", solve_lambda_returns, STEPS, ("returns",), lambda_=0.95),
     "discounted_returns": Estimator(
         "compute_discounted_returns", solve_discounted_returns, ("rewards", "terminated"), ("returns",)
     ),
     "eligibility_traces": Estimator(
         "compute_eligibility_traces", solve_traces, ("x", "terminated"), ("traces",), bootstraps=False, lambda_=0.95
     ),
-    "prefix_sum": Estimator(
-        "compute_episodic_prefix_sum",
-        solve_prefix_sum,
-        ("x", "dones"),
-        ("sums",),
-        bootstraps=False,
-        truncates=False,
-        discounts=False,
-    ),
+    "prefix_sum": Estimator("compute_episodic_prefix_sum", solve_prefix_sum, ("x", "dones"), ("sums",), **LOCAL),
 }
 VARIANTS = {
     "gae_advantages": GAE._replace(outputs=("advantages",)),

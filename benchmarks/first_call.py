@@ -16,7 +16,7 @@ from functools import partial
 from typing import NamedTuple
 
 from benchmarks.harness import time_call
-from benchmarks.providers import ours
+from benchmarks.providers.others import make_call
 from benchmarks.results import Row, make_row
 from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
 
@@ -64,7 +64,7 @@ def time_phases(estimator: str, *shape: int) -> Times:
         module, call = "rl_triton_core.compiled", partial(compile_update, UPDATES[estimator])
     else:
         workload = Workload(estimator, *shape)
-        module, call = "rl_triton_core._internal.scan.cpu", ours.make_call(workload, draw_inputs(workload, "cpu"))
+        module, call = "rl_triton_core._internal.scan.cpu", make_call(workload, draw_inputs(workload, "cpu"))
     phases = (lambda: importlib.import_module(module), call, call)
     return tuple(time_call(phase, "cpu") / 1e6 for phase in phases)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -36,7 +36,6 @@ from rl_triton_adapters.common.update import release_graphs
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import TritonRunner, estimate_advantages
 
-Calls = dict[str, harness.Call]
 Times = dict[str, dict[str, list[list[float]]]]
 """Of a step's arms."""
 PLAIN, BF16, TF32, LSTM, SYMMETRY, RND = "", "bf16", "tf32", "lstm", "symmetry", "random network distillation"
@@ -81,15 +80,17 @@ def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 def time_steps(device: str, setting: Setting) -> Times:
     """The times of both arms, once their advantages agree. RL-Games always allows TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
-    with redirect_stdout(StringIO()):
-        stock, ours = (PACKAGES[setting.package](provider, setting, device) for provider in ("stock", "triton"))
     times = {}
-    for step in stock:
-        want, _, got = stock[step](), ours[step](), ours[step]()
-        if step == "advantages":
+    for step, make_call in PACKAGES[setting.package].items():
+        is_update = step == "update"
+        if not (setting.num_steps in UPDATED if is_update else (setting.variant, setting.processes) == (PLAIN, 1)):
+            continue
+        with redirect_stdout(StringIO()):
+            arms = {name: make_call(provider, setting, device) for name, provider in PROVIDERS.items()}
+        want, _, got = arms["stock"](), arms["ours"](), arms["ours"]()
+        if not is_update:
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        arms, burst = {"stock": stock[step], "ours": ours[step]}, CALLS if step == "advantages" else 1
-        times[step] = harness.time_in_turns(arms, device, turns=TURNS, burst=burst, warm_up=False)
+        times[step] = harness.time_in_turns(arms, device, turns=TURNS, burst=1 if is_update else CALLS, warm_up=False)
     return times
 
 
@@ -113,36 +114,35 @@ def join_group(runner: OnPolicyRunner) -> None:
     runner.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": size}
 
 
-def make_rsl_rl_calls(provider: str, setting: Setting, device: str) -> Calls:
-    """`compute_returns` with a critic of eight units, which it evaluates first, and `update` with RSL-RL's networks."""
-    flags = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--device": device}
-    args = ppo_rsl_rl.parse_arguments(list_arguments(flags | {"--advantages": provider}))
-    calls: Calls = {}
-    if is_plain(setting):
-        small, observations = make_rsl_rl_algorithm(args, PLAIN, [8])
+def make_rsl_rl_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
+    """`compute_returns` with a critic of eight units, which it evaluates first."""
+    algorithm, observations = make_rsl_rl_algorithm(provider, setting, device, [8])
 
-        @torch.inference_mode()
-        def compute_advantages() -> Tensor:
-            small.compute_returns(observations)
-            return small.storage.advantages
+    @torch.inference_mode()
+    def compute_advantages() -> Tensor:
+        algorithm.compute_returns(observations)
+        return algorithm.storage.advantages
 
-        calls["advantages"] = compute_advantages
-    if setting.num_steps in UPDATED:
-        algorithm, last_observations = make_rsl_rl_algorithm(args, setting.variant, HIDDEN)
-        with torch.inference_mode():
-            algorithm.compute_returns(last_observations)
-        calls["update"] = algorithm.update
-    return calls
+    return compute_advantages
 
 
-def make_rsl_rl_algorithm(args: argparse.Namespace, variant: str, hidden_dims: list[int]) -> tuple[Any, Any]:
+def make_rsl_rl_update(provider: str, setting: Setting, device: str) -> harness.Call:
+    """`update` with RSL-RL's networks."""
+    algorithm, observations = make_rsl_rl_algorithm(provider, setting, device, HIDDEN)
+    with torch.inference_mode():
+        algorithm.compute_returns(observations)
+    return algorithm.update
+
+
+def make_rsl_rl_algorithm(provider: str, setting: Setting, device: str, hidden_dims: list[int]) -> tuple[Any, Any]:
     """An algorithm with a rollout, and the observations after it."""
+    args = ppo_rsl_rl.parse_arguments(list_arguments(setting, device, advantages=provider))
     config = ppo_rsl_rl.make_config(args)
     config["obs_groups"]["rnd_state"] = ["state"]
     for network in ("actor", "critic"):
         config[network] |= {"hidden_dims": hidden_dims, "activation": "elu"}
-        config[network] |= {"class_name": "RNNModel"} if variant == LSTM else {}
-    config["algorithm"] |= RSL_RL.get(variant, {})
+        config[network] |= {"class_name": "RNNModel"} if setting.variant == LSTM else {}
+    config["algorithm"] |= RSL_RL.get(setting.variant, {})
     torch.manual_seed(0)
     env = ppo_rsl_rl.TensorEnv(args.env, args.num_envs, args.device, seed=0)
     env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab have them
@@ -173,16 +173,17 @@ RSL_RL: dict[str, dict[str, Any]] = {
 # --- RL-Games ---------------------------------------------------------------------------------------------------------
 
 
-def make_rl_games_calls(provider: str, setting: Setting, device: str) -> Calls:
-    """`discount_values` of an agent, and `train_epoch` with a rollout that is there already."""
-    with tempfile.TemporaryDirectory() as folder:
-        agent = make_rl_games_agent(provider, setting, device, folder)
+def make_rl_games_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
+    """`discount_values` of an agent."""
+    agent = make_rl_games_agent(provider, setting, device)
     rewards, values, last_values, flags_ended = draw_rollout(setting, device)
     ended = flags_ended.float().squeeze(-1)
-    compute_advantages = lambda: agent.discount_values(ended[-1], last_values, ended[:-1], values, rewards)  # noqa: E731
-    calls: Calls = {"advantages": compute_advantages} if is_plain(setting) else {}
-    if setting.num_steps not in UPDATED:
-        return calls
+    return lambda: agent.discount_values(ended[-1], last_values, ended[:-1], values, rewards)
+
+
+def make_rl_games_update(provider: str, setting: Setting, device: str) -> harness.Call:
+    """`train_epoch` with a rollout that is there already."""
+    agent = make_rl_games_agent(provider, setting, device)
     if setting.processes > 1:
         agent.multi_gpu, agent.world_size, agent.global_rank = True, setting.processes, distributed.get_rank()
     agent.init_tensors()
@@ -193,14 +194,13 @@ def make_rl_games_calls(provider: str, setting: Setting, device: str) -> Calls:
     if device != "cpu":
         agent.model = torch.compile(agent.model)  # as the runner does
     agent.play_steps = agent.play_steps_rnn = lambda: dict(rollout)
-    return calls | {"update": agent.train_epoch}
+    return agent.train_epoch
 
 
-def make_rl_games_agent(provider: str, setting: Setting, device: str, folder: str) -> Any:
+def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
     """An agent as a runner makes it."""
-    flags = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--device": device}
-    flags |= {"--advantages": provider, "--env": "pendulum", "--log-dir": folder}
-    config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(list_arguments(flags)))
+    arguments = list_arguments(setting, device, advantages=provider, env="pendulum")
+    config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(arguments))
     config["params"]["network"]["mlp"] |= {"units": HIDDEN, "activation": "elu"}
     if setting.variant == LSTM:
         config["params"]["network"]["rnn"] = {"name": "lstm", "units": 256, "layers": 1}
@@ -209,29 +209,28 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str, folder: st
     config["params"]["config"] |= changes
     runner = Runner()
     register_agents(runner)
-    runner.load(config)
-    return runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+    with tempfile.TemporaryDirectory() as folder:
+        config["params"]["config"]["train_dir"] = folder
+        runner.load(config)
+        return runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
 
 
 # --- skrl -------------------------------------------------------------------------------------------------------------
 
 
-def make_skrl_calls(provider: str, setting: Setting, device: str) -> Calls:
-    """The function that an agent's update calls, and the update."""
+def make_skrl_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
+    """The function that an agent's update calls."""
     rewards, values, last_values, ended = draw_rollout(setting, device)
     function = estimate_advantages if provider == "triton" else stock_skrl.compute_gae
     flags = {"terminated": ended[1:], "truncated": ended[:-1] & ~ended[1:], "time_limit_bootstrap": True}
-    compute_advantages = lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]  # noqa: E731
-    calls: Calls = {"advantages": compute_advantages} if is_plain(setting) else {}
-    return calls | ({"update": make_skrl_update(provider, setting, device)} if setting.num_steps in UPDATED else {})
+    return lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]
 
 
 def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Call:
     """An agent's update, with a rollout in its memory."""
     with tempfile.TemporaryDirectory() as folder:
-        arguments = {"--num-envs": setting.num_envs, "--num-steps": setting.num_steps, "--mini-batches": MINIBATCHES}
-        arguments |= {"--env": "pendulum", "--device": device, "--log-dir": folder}
-        config = ppo_skrl.make_config(ppo_skrl.parse_arguments(list_arguments(arguments)))
+        arguments = list_arguments(setting, device, mini_batches=MINIBATCHES, env="pendulum", log_dir=folder)
+        config = ppo_skrl.make_config(ppo_skrl.parse_arguments(arguments))
         config["agent"] |= {"learning_epochs": EPOCHS, "learning_rate_scheduler": "KLAdaptiveLR"}
         config["agent"] |= dict.fromkeys(("observation_preprocessor", "value_preprocessor"), "RunningStandardScaler")
         config["agent"]["mixed_precision"] = setting.variant == BF16
@@ -268,14 +267,10 @@ def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Ca
 # --- all --------------------------------------------------------------------------------------------------------------
 
 
-def is_plain(setting: Setting) -> bool:
-    """Whether the advantages are measured, too."""
-    return setting.variant == PLAIN and setting.processes == 1
-
-
-def list_arguments(flags: dict[str, Any]) -> list[str]:
-    """The flags as a command line has them."""
-    return [str(x) for flag in flags.items() for x in flag]
+def list_arguments(setting: Setting, device: str, **more: Any) -> list[str]:
+    """Arguments of an example, as a command line has them."""
+    flags = {"num_envs": setting.num_envs, "num_steps": setting.num_steps, "device": device, **more}
+    return [str(x) for name, value in flags.items() for x in (f"--{name.replace('_', '-')}", value)]
 
 
 def draw_rollout(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -286,4 +281,10 @@ def draw_rollout(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor,
     return rewards, values, torch.randn(num_envs, 1, generator=generator, device=device), ended
 
 
-PACKAGES = {"rsl_rl": make_rsl_rl_calls, "rl_games": make_rl_games_calls, "skrl": make_skrl_calls}
+PACKAGES: dict[str, dict[str, Callable[[str, Setting, str], harness.Call]]] = {
+    "rsl_rl": {"advantages": make_rsl_rl_advantages, "update": make_rsl_rl_update},
+    "rl_games": {"advantages": make_rl_games_advantages, "update": make_rl_games_update},
+    "skrl": {"advantages": make_skrl_advantages, "update": make_skrl_update},
+}
+PROVIDERS = {"stock": "stock", "ours": "triton"}
+"""What examples call the arms."""

@@ -10,7 +10,6 @@ import os
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 from benchmarks.end_to_end.impala import create_config
@@ -38,17 +37,11 @@ ALL = [Setting(name, size) for name in ("IMPALA", "APPO") for size in (500, 2000
 SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Setting(name, 200, 0) for name in ("IMPALA", "APPO")]}
 
 
-@cache
-def start_ray() -> None:
-    """Once per process."""
+def prepare(settings: Sequence[Setting], options: Namespace) -> None:
+    """Start Ray."""
     import ray
 
     ray.init(num_cpus=CORES, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
-
-
-def prepare(settings: Sequence[Setting], options: Namespace) -> None:
-    """Start Ray."""
-    start_ray()
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -62,18 +55,19 @@ def measure_training(setting: Setting, arm: str, options: Namespace) -> Iterator
     memory: dict[str, int] = {}
     with watch_memory(options.device, memory):
         algorithm = make_config(setting, arm, options.device).build_algo()
-        updates = CountedUpdates(algorithm.learner_group._learner, options.device)
-        while not updates.sizes:  # env runners are starting
+        updates = record_updates(algorithm.learner_group._learner, options.device)
+        while not updates:  # env runners are starting
             algorithm.train()
         ends = time.perf_counter() + (options.seconds or SECONDS)
         while time.perf_counter() < ends:
             algorithm.train()
         algorithm.stop()
-    yield make_row(arm, "updates", "", len(updates.sizes))
-    yield make_row(arm, "sizes", "", len(set(updates.sizes)))
-    yield make_row(arm, "replayed", "%", 100 * sum(updates.replayed) / len(updates.replayed))
-    yield make_row(arm, "update", "ms", updates.milliseconds[FIRST:] or updates.milliseconds)
-    yield make_row(arm, f"first {FIRST} updates", "ms", sum(updates.milliseconds[:FIRST]))
+    times = [x.milliseconds for x in updates]
+    yield make_row(arm, "updates", "", len(updates))
+    yield make_row(arm, "sizes", "", len({x.size for x in updates}))
+    yield make_row(arm, "replayed", "%", 100 * sum(x.is_replayed for x in updates) / len(updates))
+    yield make_row(arm, "update", "ms", times[FIRST:] or times)
+    yield make_row(arm, f"first {FIRST} updates", "ms", sum(times[:FIRST]))
     yield from (make_row(arm, "peak", "MiB", x / 2**20) for x in memory.values())
 
 
@@ -93,31 +87,33 @@ def make_config(setting: Setting, arm: str, device: str) -> Any:
     return enable_triton(config)
 
 
-class CountedUpdates:
-    """A learner's updates: their sizes, how long they take, and which replay a graph."""
+class Update(NamedTuple):
+    """Of how many slots it was, how long it took, and whether it replayed a graph."""
 
-    def __init__(self, learner: Any, device: str) -> None:
-        self.sizes: list[int] = []
-        self.milliseconds: list[float] = []
-        self.replayed: list[bool] = []
-        self.learner, self.device = learner, device
-        is_ours = hasattr(learner, "triton_update")
-        owner, name = (learner.triton_update, "make_step") if is_ours else (learner, "_update")
-        self.update = getattr(owner, name)
-        setattr(owner, name, self.run_update)
+    size: int
+    milliseconds: float
+    is_replayed: bool
 
-    def run_update(self, batch: dict[str, Any], *args: Any) -> Any:
-        """Update, and wait for the device."""
-        before = self.list_graphs()
-        started = time.perf_counter()
-        found = self.update(batch, *args)
-        wait_for(self.device)
-        self.milliseconds.append(1e3 * (time.perf_counter() - started))
-        self.sizes.append(sum(len(columns["obs"]) for columns in batch.values()))
-        self.replayed.append(any(before.get(key, last) != last for key, last in self.list_graphs().items()))
+
+def record_updates(learner: Any, device: str) -> list[Update]:
+    """A list to which a learner adds its updates, each after the device is done. RLlib's learners have no graphs."""
+    updates: list[Update] = []
+    ours = getattr(learner, "triton_update", None)
+    owner, name = (learner, "_update") if ours is None else (ours, "make_step")
+    make_update = getattr(owner, name)
+
+    def list_graphs() -> dict[int, int]:
+        """The graphs that there are, and the number of the call that used each last."""
+        return {} if ours is None else {id(x): x.last_call for x in ours.find_step().captured.values()}
+
+    def run_update(batch: dict[str, Any], *args: Any) -> Any:
+        before, started = list_graphs(), time.perf_counter()
+        found = make_update(batch, *args)
+        wait_for(device)
+        milliseconds = 1e3 * (time.perf_counter() - started)
+        is_replayed = any(before.get(key, last) != last for key, last in list_graphs().items())
+        updates.append(Update(sum(len(columns["obs"]) for columns in batch.values()), milliseconds, is_replayed))
         return found
 
-    def list_graphs(self) -> dict[int, int]:
-        """The graphs that there are, and the number of the call that used each last. RLlib's learners have none."""
-        update = getattr(self.learner, "triton_update", None)
-        return {} if update is None else {id(x): x.last_call for x in update.find_step().captured.values()}
+    setattr(owner, name, run_update)
+    return updates

@@ -8,7 +8,6 @@ Slow: it installs PyTorch twice.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "build" / "release"
 PIP = ("-m", "pip", "--disable-pip-version-check", "--no-input", "install", "--quiet")
 IN_WHEEL = (
     "rl_triton_core/py.typed",
@@ -34,22 +34,14 @@ NOT_IN_SDIST = re.compile(r"/(\.git|\.venv[^/]*|build|site|__pycache__|\.hypothe
 
 def main() -> None:
     """Do all checks; stop at the first that fails."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="interpreter to install for")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "release", help="where to build and install")
-    parser.add_argument("--cases", type=int, default=96, help="of the self-test")
-    parser.add_argument("--skip-extras", action="store_true", help="do not resolve the extras, which asks an index")
-    options = parser.parse_args()
-    folder = options.folder.resolve()
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(FOLDER, ignore_errors=True)
     version = check_version()
-    tools = make_environment(options.python, folder / "tools", "build", "twine")
-    archives = build_archives(tools, folder / "dist")
+    tools = make_environment(FOLDER / "tools", "build", "twine")
+    archives = build_archives(tools, FOLDER / "dist")
     check_archives(*archives, version)
     for archive in archives:
-        check_installation(options.python, folder / archive.suffix.strip("."), archive, version, options.cases)
-    if not options.skip_extras:
-        check_extras(tools, archives[0])
+        check_installation(FOLDER / archive.suffix.strip("."), archive, version)
+    check_extras(tools, archives[0])
     print(f"release {version} holds:", *archives, sep="\n  ")
 
 
@@ -74,9 +66,9 @@ def read_version(root: Path) -> str:
     return re.findall(r'__version__ = "(.*)"', text)[0]
 
 
-def make_environment(python: str | Path, folder: Path, *packages: str) -> Path:
+def make_environment(folder: Path, *packages: str) -> Path:
     """Make a virtual environment with these packages, and return its interpreter."""
-    run_command(python, "-m", "venv", folder)
+    run_command(sys.executable, "-m", "venv", folder)
     interpreter = folder / "bin" / "python"
     run_command(interpreter, *PIP, "--upgrade", "pip>=23.1")
     run_command(interpreter, *PIP, *packages)
@@ -113,17 +105,17 @@ def check_names(path: Path, names: Sequence[str], wanted: Sequence[str], unwante
         sys.exit(f"{path.name}: missing {missing}, unexpected {extra[:10]}")
 
 
-def check_installation(python: str | Path, folder: Path, archive: Path, version: str, cases: int) -> None:
+def check_installation(folder: Path, archive: Path, version: str) -> None:
     """Install an archive without extras, and use it from outside of the checkout."""
     torch = re.findall(r"^torch==\S+", (ROOT / "constraints.txt").read_text(), re.MULTILINE)[0]
-    interpreter = make_environment(python, folder, torch)
+    interpreter = make_environment(folder, torch)
     run_command(interpreter, *PIP, "-c", ROOT / "constraints.txt", archive)
     run_command(interpreter, "-m", "pip", "check")
     program = folder / "readme.py"
     program.write_text(read_readme(version))
     run_command(interpreter, program, cwd=folder)
     command = folder / "bin" / "rl-triton"
-    for arguments in (["env"], ["doctor"], ["selftest", "--cases", str(cases)]):
+    for arguments in (["env"], ["doctor"], ["selftest", "--cases", "96"]):
         run_command(command, *arguments, cwd=folder)
 
 

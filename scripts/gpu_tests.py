@@ -1,6 +1,6 @@
 """Run the whole test suite on a CUDA or ROCm machine and write what came of it to a folder.
 
-    python scripts/gpu_tests.py FOLDER [--commit HASH] [--mutants] [--select EXPRESSION] [--limit SECONDS]
+    python scripts/gpu_tests.py FOLDER [--commit HASH] [--select EXPRESSION] [--limit SECONDS]
                                        [--suites adapters frameworks core]
 
 Needs no installation of the project: torch, triton, numpy, pytest, pytest-xdist and hypothesis, and for all of it
@@ -37,9 +37,6 @@ NONE_COLLECTED = 5
 
 def main() -> int:
     parser = results.Parser(__doc__)
-    parser.add_argument(
-        "--mutants", action="store_true", help="also show that the tests kill every mutant of the kernel"
-    )
     parser.add_argument("--select", default="", help="run those tests only, as pytest's -k selects them")
     parser.add_argument("--limit", type=float, default=560, help="seconds after which the tests are interrupted")
     parser.add_argument("--suites", nargs="+", choices=SUITES, default=list(SUITES), help="whose tests")
@@ -53,26 +50,18 @@ def main() -> int:
     result, ends = {"system": results.describe_system(options.commit)}, time.monotonic() + options.limit
     for suite in filter(options.suites.__contains__, SUITES):
         result[suite] = run_tests(suite, options.folder, options.select, ends - time.monotonic())
-        write_result(result, options.folder)
-    if options.mutants:
-        tested = "core" in result and result["core"]["exit_code"] == 0 and not options.select
-        result["mutants"] = run_mutants(options.folder, tested)
-        write_result(result, options.folder)
+        (options.folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result, indent=2))
     return max(part["exit_code"] for name, part in result.items() if name != "system")
-
-
-def write_result(result: dict[str, object], folder: Path) -> None:
-    (folder / "gpu_tests.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, object]:
     """The tests of a suite, with the real compiler."""
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
     chosen = [str(ROOT / "tests" / suite), *SUITES[suite], "-k", select]
-    command = ["-m", "pytest", "-v", "-n", str(JOBS), "--dist", "worksteal", *chosen, f"--junitxml={junit}"]
     junit.unlink(missing_ok=True)
-    code = run_python(command, folder / f"{suite}.log", limit, junit)
+    arguments = ["-v", "-n", str(JOBS), "--dist", "worksteal", *chosen]
+    code = run_pytest(arguments, folder / f"{suite}.log", limit, junit)
     code = 0 if code == NONE_COLLECTED and SUITES[suite] else code
     seconds = round(time.perf_counter() - started, 1)
     return {"selected": select, "exit_code": code, "seconds": seconds, **count_results(junit)}
@@ -102,30 +91,21 @@ def format_name(case: ET.Element) -> str:
     return f"{case.get('classname')}.{case.get('name')}"
 
 
-def run_mutants(folder: Path, tested: bool) -> dict[str, object]:
-    """The mutants of the Triton kernel, compiled; whether the tests have just passed without one."""
-    started = time.perf_counter()
-    given = ["--tested"] if tested else []
-    code = run_python(["scripts/mutants.py", "triton", "--jobs", str(JOBS), *given], folder / "mutants.log")
-    summary = (folder / "mutants.log").read_text().strip().splitlines()[-1]
-    return {"exit_code": code, "seconds": round(time.perf_counter() - started, 1), "summary": summary}
+def run_pytest(arguments: list[str], log: Path, limit: float, report: Path) -> int:
+    """Run tests of the checkout, with their output in a log; interrupted at the limit, they still report what they did.
 
-
-def run_python(arguments: list[str], log: Path, limit: float | None = None, report: Path | None = None) -> int:
-    """Run Python in the checkout, with its output in a log; interrupted at the limit, it still reports what it did.
-
-    With its report written it is not interrupted: all tests have run, and their processes are ending.
+    With the report written they are not interrupted: all have run, and their processes are ending.
     """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment = {"RL_TRITON_TEST_BACKENDS": "triton", "RL_TRITON_TEST_COMBINATIONS": "few"} | environment
     environment["PYTHONPATH"] = os.pathsep.join([*sys.path[:2], environment.get("PYTHONPATH", "")])
-    command = [sys.executable, *arguments]
+    command = [sys.executable, "-m", "pytest", *arguments, f"--junitxml={report}"]
     with log.open("w") as file:
         process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=subprocess.STDOUT)
         try:
             return process.wait(limit)
         except subprocess.TimeoutExpired:
-            if report is None or not report.exists():
+            if not report.exists():
                 process.send_signal(signal.SIGINT)
             return process.wait()
 

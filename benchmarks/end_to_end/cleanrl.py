@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
-from benchmarks.providers.compiled_scan import compile_scan
+from benchmarks.providers.others import compile_scan
 from benchmarks.results import ROOT
 from benchmarks.workloads import GAMMA, Workload
 from rl_triton_core.testing import random_rollout

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.harness import wait_for
+
 TOTAL, ADVANTAGES, REST = "total", "advantages", "rest"
 
 
@@ -30,12 +32,12 @@ class Stopwatch:
 
     def time(self, iteration: Callable[[], Any]) -> dict[str, float]:
         """Times of the parts, which add up to the total. Waits for the device before and after, and not within."""
-        self.wait()
+        wait_for(self.device)
         self.marks = []
         self.mark(REST)
         iteration()
         self.mark(REST)
-        self.wait()
+        wait_for(self.device)
         times = {TOTAL: self.between(self.marks[0][0], self.marks[-1][0])}
         for (start, part), (end, _) in pairwise(self.marks):
             times[part] = times.get(part, 0.0) + self.between(start, end)
@@ -76,11 +78,6 @@ class Stopwatch:
     def between(self, start: Any, end: Any) -> float:
         """From one moment to another."""
         return float(start.elapsed_time(end)) * 1e3 if self.device == "cuda" else float(end - start) * 1e6
-
-    def wait(self) -> None:
-        """Until the device has nothing left to do."""
-        if self.device == "cuda":
-            torch.cuda.synchronize()
 
 
 @contextmanager

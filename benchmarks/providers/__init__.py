@@ -63,10 +63,10 @@ class Provider(NamedTuple):
 REGISTRY = {
     "null": Provider("others", function="make_null_call", captured=False, verified=False),
     "torch_add": Provider("others", function="make_torch_add", verified=False),
-    "ours": Provider("ours", compiles=True),
-    "ours_out": Provider("ours", function="make_call_with_out", compiles=True),
+    "ours": Provider("others", compiles=True),
+    "ours_out": Provider("others", function="make_call_with_out", compiles=True),
     "loop": Provider("loop"),
-    "compiled_scan": Provider("compiled_scan", compiles=True),
+    "compiled_scan": Provider("others", function="make_compiled_call", compiles=True),
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles=True),
     "blocks_triton": Provider("flat_triton", ("triton",), ("cuda",), function="make_block_call", compiles=True),
     "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles=True),

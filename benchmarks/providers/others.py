@@ -1,19 +1,50 @@
-"""What takes a few lines: floors, a NumPy loop for every estimator, and GAE by Numba and by frameworks.
+"""What takes a few lines: ours, floors, a compiled scan, a NumPy loop, and GAE by Numba and by frameworks.
 
 Frameworks are imported where they are called: each may be missing.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+import rl_triton_core
+from benchmarks.equations import scan_by_doubling, scan_serially
 from benchmarks.harness import Call
-from benchmarks.workloads import GAMMA, Inputs, Workload, solve_equations
+from benchmarks.workloads import ESTIMATORS, GAMMA, Inputs, Workload, solve_equations
+
+PAIRS = {spec.function for spec in ESTIMATORS.values() if len(spec.outputs) == 2}
+"""The functions that have two results."""
+COMPILER = "inductor"
+
+
+def make_call(workload: Workload, inputs: Inputs) -> partial[Any]:
+    """Ours, as a user calls it; the results are allocated by the call."""
+    spec = workload.spec
+    options: dict[str, Any] = {"time_dim": workload.time_dim, **inputs}
+    if spec.function == "compute_gae" and spec.outputs == ("advantages",):
+        options["compute_returns"] = False
+    if spec.discounts:
+        options["gamma"] = GAMMA
+    if spec.lambda_ is not None:
+        options["lambda_"] = spec.lambda_
+    return partial(getattr(rl_triton_core, spec.function), **options)
+
+
+def make_call_with_out(workload: Workload, inputs: Inputs) -> Call:
+    """Ours, with results that go into tensors that are there."""
+    like = inputs[workload.spec.inputs[0]]
+    results = [torch.empty_like(like, dtype=torch.float32) for _ in workload.spec.outputs]
+    out = (*results, None)[:2] if workload.spec.function in PAIRS else results[0]
+    return partial(make_call(workload, inputs), out=out)
+
+
+# --- every estimator --------------------------------------------------------------------------------------------------
 
 
 def make_null_call(workload: Workload, inputs: Inputs) -> Call:
@@ -27,18 +58,21 @@ def make_torch_add(workload: Workload, inputs: Inputs) -> Call:
     return lambda: torch.add(a, b)
 
 
+def make_compiled_call(workload: Workload, inputs: Inputs) -> Call:
+    """torch.compile of a doubling scan, for the shape of the inputs."""
+    return partial(compile_scan(workload), inputs)
+
+
+def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
+    """The results of an estimator, compiled."""
+    solve = partial(solve_equations, workload.spec, workload.time_dim, scan=scan_by_doubling)
+    torch._dynamo.reset()
+    return torch.compile(solve, dynamic=False, fullgraph=True, backend=COMPILER)
+
+
 def make_numpy_call(workload: Workload, inputs: Inputs) -> Call:
     """The paper's equation by PyTorch, around a NumPy loop over time on all environments in float32."""
-    return lambda: solve_equations(workload.spec, workload.time_dim, inputs, scan_in_numpy)
-
-
-def scan_in_numpy(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:
-    """A[t] = α[t] + β[t]·A[neighbour], a step at a time."""
-    a, b = (x.movedim(dim, 0).numpy() for x in (alpha, beta))
-    states, state = np.empty_like(a), np.zeros_like(a[0])
-    for t in range(len(a))[:: -1 if reverse else 1]:
-        state = states[t] = a[t] + b[t] * state
-    return torch.from_numpy(states).movedim(0, dim)
+    return lambda: solve_equations(workload.spec, workload.time_dim, inputs, scan_serially)
 
 
 # --- GAE without truncations ------------------------------------------------------------------------------------------

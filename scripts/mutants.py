@@ -21,6 +21,7 @@ import multiprocessing.connection
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +40,7 @@ from mutation.mutant import BACKENDS, Mutant, load_mutants
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OF_MUTANTS = (
     *("adding_a_loss", "adding_an_estimator", "benchmarks", "docs", "end_to_end", "estimators_cuda"),
-    *("estimators_numbers", "how_a_call_runs", "language", "losses_cuda", "losses_frameworks", "losses_logits_cuda"),
+    *("estimators_numbers", "language", "losses_cuda", "losses_frameworks", "losses_logits_cuda"),
     *("normalization_cuda", "oracles", "reports", "testing", "types", "warmup"),
 )
 """Tests of the core whose words are in expressions that mean others."""
@@ -48,6 +49,16 @@ CORE_TESTS = [x for x in CORE_TESTS if Path(x).stem.removeprefix("test_") not in
 ADAPTER_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/test_*.py"))
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch._dynamo.testing", "triton")
 SLOW_OF_ADAPTERS = ("gymnasium", "sb3_contrib", "torch.utils.tensorboard", "torchrl.objectives")
+COMPILED = "compiled"
+"""A folder beside the copies: what the core as it is has compiled."""
+FIND_CACHES = """
+import sys
+from pathlib import Path
+from rl_triton_core._internal.equations import disk
+for copy in sys.argv[1:]:
+    disk.PACKAGE = Path(copy) / "rl_triton_core"
+    print(disk.find_folder())
+"""
 PASSED, FAILED, NOT_RUN, ENDLESS = 0, 1, 4, -9
 LIMIT = 600
 """Seconds for a mutant; most take a few."""
@@ -123,11 +134,15 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
     fork = multiprocessing.get_context("fork")
     waiting, running = list(reversed(mutants)), {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        copies = [Path(folder) / str(i) for i in range(len(mutants))]
+        kept, *caches = find_caches([ROOT, *copies])
+        with suppress(OSError):  # what is not there is compiled
+            shutil.copytree(kept, Path(folder) / COMPILED)
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
-                    mutant, copy = waiting.pop(), Path(folder) / str(len(waiting))
-                    process = fork.Process(target=test_mutant, args=(mutant, copy))
+                    mutant, copy, cache = waiting.pop(), copies[len(waiting)], caches[len(waiting)]
+                    process = fork.Process(target=test_mutant, args=(mutant, copy, cache.name))
                     process.start()
                     limit = time.monotonic() + LIMIT if not is_intact(mutant) else math.inf
                     running[process.sentinel] = process, mutant, copy, limit
@@ -146,10 +161,17 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
                 process.join()
 
 
-def test_mutant(mutant: Mutant, copy: Path) -> None:
+def find_caches(copies: Sequence[Path]) -> list[Path]:
+    """The folders where the cores of some copies of the repository keep what they compile."""
+    command = [sys.executable, "-c", FIND_CACHES, *map(str, copies)]
+    return [Path(line) for line in subprocess.check_output(command, cwd=ROOT, text=True).splitlines()]
+
+
+def test_mutant(mutant: Mutant, copy: Path, cache: str) -> None:
     """Run a mutant's tests on a copy that has it.
 
-    Those of adapters share a core that is as it is, and what is compiled of it: Numba keeps what it optimises.
+    Those of adapters share a core that is as it is. One of the core begins with what was compiled of that: files there
+    have the names of their code, so that it compiles what it breaks.
     """
     shared = is_of_adapter(mutant)
     for name in ("adapters", "tests", "docs", *([] if shared else ["rl_triton_core"])):
@@ -159,9 +181,12 @@ def test_mutant(mutant: Mutant, copy: Path) -> None:
     own = [str(copy), str(copy / "adapters"), str(ROOT)]  # the last for benchmarks, too
     sys.path[:] = [*own, *sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])  # processes of tests
-    os.environ |= {"NUMBA_CACHE_DIR": str((copy.parent if shared else copy) / "cache"), "NUMBA_OPT": str(int(shared))}
-    with suppress(ImportError):
-        import_module("numba.core.config").reload_config()
+    if not shared:
+        os.environ |= {"NUMBA_CACHE_DIR": str(copy / "cache"), "NUMBA_OPT": "0"}
+        with suppress(ImportError):
+            import_module("numba.core.config").reload_config()
+        with suppress(FileNotFoundError):
+            shutil.copytree(copy.parent / COMPILED, copy / "cache" / cache, copy_function=os.link)
     with Path("log").open("w") as log, redirect_stdout(log), redirect_stderr(log):
         if not is_intact(mutant):
             apply_mutant(mutant, copy)

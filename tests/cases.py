@@ -38,12 +38,12 @@ class Target(NamedTuple):
 
 
 class Estimator(NamedTuple):
-    """One public function and the two oracles of it."""
+    """One public function and its oracle; in another formulation, too, where that is no special case."""
 
     name: str
     function: Callable[..., Any]
     table: Callable[..., Any]
-    by_trajectory: Callable[..., Any]
+    by_trajectory: Callable[..., Any] | None
     inputs: tuple
     outputs: tuple
     second: str | None = None
@@ -67,25 +67,14 @@ RETRACE = Estimator(
     *(("rewards", "q_values", "log_ratios", "expected_next_q"), ("targets", "advantages"), "compute_advantages"),
 )
 LAMBDA = Estimator(
-    *("lambda", ours.compute_lambda_returns, oracles.lambda_returns, oracles.lambda_returns_by_trajectory),
-    *(("rewards", "values"), ("returns",)),
+    "lambda", ours.compute_lambda_returns, oracles.lambda_returns, None, ("rewards", "values"), ("returns",)
 )
 DISCOUNTED = Estimator(
-    *("discounted", ours.compute_discounted_returns, oracles.discounted_returns),
-    *(oracles.discounted_returns_by_trajectory, ("rewards",), ("returns",)),
+    "discounted", ours.compute_discounted_returns, oracles.discounted_returns, None, ("rewards",), ("returns",)
 )
-TRACES = Estimator(
-    *("traces", ours.compute_eligibility_traces, oracles.eligibility_traces),
-    *(oracles.eligibility_traces_by_trajectory, ("x",), ("traces",)),
-)
-PREFIX = Estimator(
-    *("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum),
-    *(oracles.episodic_prefix_sum_by_trajectory, ("x",), ("sums",)),
-)
-LINEAR = Estimator(
-    *("linear", ours.linear_recurrence, oracles.linear_recurrence, oracles.linear_recurrence_as_sum),
-    *(("alpha", "beta"), ("states",)),
-)
+TRACES = Estimator("traces", ours.compute_eligibility_traces, oracles.eligibility_traces, None, ("x",), ("traces",))
+PREFIX = Estimator("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum, None, ("x",), ("sums",))
+LINEAR = Estimator("linear", ours.linear_recurrence, oracles.linear_recurrence, None, ("alpha", "beta"), ("states",))
 BACKWARD = (GAE, VTRACE, RETRACE, LAMBDA, DISCOUNTED)
 FORWARD = (TRACES, PREFIX)
 BOOTSTRAPPED = (GAE, VTRACE, LAMBDA, DISCOUNTED)

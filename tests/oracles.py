@@ -4,10 +4,10 @@ Arrays are [num_envs, T], with trailing dimensions for actions or features. `boo
 cut (`dense_bootstrap` makes it from the other forms). `ends` are the flags, the mask and its mode, as `classify_steps`
 and `iterate_trajectories` take them. Masked cells yield 0.
 
-Each estimator is there twice: as the paper's table, one step after another, and one trajectory at a time, as the
-explicit sum of the paper that it comes from. With dtype=np.float32 a table rounds every operation to float32: the
-serial loop that others are measured by. The table of `gae` finds the boundaries itself; the other backward ones share
-`classify_steps`.
+Each estimator is there as the paper's table, one step after another; GAE, V-Trace and Retrace also one trajectory at a
+time, as the explicit sum of the paper that they come from. The other backward ones are special cases of these. With
+dtype=np.float32 a table rounds every operation to float32: the serial loop that others are measured by. The table of
+`gae` finds the boundaries itself; the other backward ones share `classify_steps`.
 """
 
 import numpy as np
@@ -414,35 +414,6 @@ def retrace_by_trajectory(
     return targets, advantages
 
 
-def lambda_returns_by_trajectory(
-    rewards, values=None, *, gamma=0.99, lambda_=0.95, bootstrap=None, next_values=None, **ends
-):
-    """Sutton & Barto 2018, eq. 12.3: (1-lam) * sum_n lam^(n-1) * G^(n), the last n-step return taking the rest."""
-    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    returns = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
-        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
-        ahead = np.append(values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]], end)
-        for i, t in enumerate(piece):
-            weights = np.cumprod(np.append(1, g[n, piece[i:]]))
-            sums = np.cumsum(gated_products(weights[:-1], rewards[n, piece[i:]]))
-            n_step = sums + gated_products(weights[1:], ahead[i:])
-            mixture = (1 - lambda_) * float(lambda_) ** np.arange(len(n_step))
-            mixture[-1] = float(lambda_) ** (len(n_step) - 1)
-            returns[n, t] = (mixture * n_step).sum()
-    return (returns,)
-
-
-def discounted_returns_by_trajectory(rewards, *, gamma=0.99, bootstrap=None, **ends):
-    """Sum_k g^k * r[t+k], and g^K times the value at the end."""
-    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    returns = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
-        stream = np.append(rewards[n, piece], bootstrap[n, piece[-1]] if has_future else 0.0)
-        returns[n, piece] = sum_ahead(g[n, piece], stream)[:-1]
-    return (returns,)
-
-
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,30 +445,6 @@ def eligibility_traces(
     return traces, (value, done)
 
 
-def eligibility_traces_by_trajectory(
-    x, terminated=None, truncated=None, *, decay, state=None, mask=None, mask_mode="skip"
-):
-    """z[t] = sum_k (prod_{j=k+1}^t decay[j]) * x[k] over the steps k <= t of the episode; an initial trace first.
-
-    Returns z only.
-    """
-    decay, traces = np.broadcast_to(np.asarray(decay, np.float64), x.shape), np.zeros(x.shape)
-    begun = set()
-    for n, piece, _ in iterate_trajectories(x.shape[:2], terminated, truncated, mask, mask_mode):
-        stream, factors = x[n, piece], decay[n, piece]
-        carries_on = state is not None and n not in begun and not state[1][n]
-        carries_on &= mask_mode == "skip" or piece[0] == 0
-        begun.add(n)
-        if carries_on:
-            stream = np.concatenate([state[0][n][None], stream])
-        else:
-            factors = factors[1:]
-        for i, t in enumerate(piece, start=len(stream) - len(piece)):
-            weights = [np.prod(factors[k:i], axis=0) for k in range(i + 1)]
-            traces[n, t] = sum(gated_products(w, s) for w, s in zip(weights, stream, strict=False))
-    return traces
-
-
 def episodic_prefix_sum(
     x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip", dtype=np.float64
 ):
@@ -517,27 +464,6 @@ def episodic_prefix_sum(
     return sums, (value, afresh)
 
 
-def episodic_prefix_sum_by_trajectory(x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip"):
-    """A cumulative sum of each piece. Returns C only."""
-    shape, sums = x.shape[:2], np.zeros(x.shape, np.int64 if x.dtype.kind == "i" else np.float64)
-    ends, begins = dones, np.zeros(shape, bool)
-    if boundary == "starts_at" and dones is not None:
-        keep = np.ones(shape, bool) if mask is None else mask
-        ends = np.zeros(shape, bool)
-        for n in range(shape[0]):
-            steps = np.flatnonzero(keep[n])
-            ends[n, steps[:-1]] = dones[n, steps[1:]]
-            begins[n, steps[:1]] = dones[n, steps[:1]]
-    begun = set()
-    for n, piece, _ in iterate_trajectories(shape, ends, None, mask, mask_mode):
-        sums[n, piece] = np.cumsum(x[n, piece], axis=0)
-        fresh = n in begun or state is None or state[1][n] or begins[n, piece[0]]
-        if not fresh and (mask_mode == "skip" or piece[0] == 0):
-            sums[n, piece] += state[0][n]
-        begun.add(n)
-    return sums
-
-
 def linear_recurrence(alpha, beta, initial=None, *, reverse=True, dtype=np.float64):
     """A[t] = alpha[t] + beta[t]*A[t+1], or A[t-1]; a beta of 0 lets nothing through."""
     alpha, beta = cast(dtype, alpha, beta)
@@ -545,18 +471,4 @@ def linear_recurrence(alpha, beta, initial=None, *, reverse=True, dtype=np.float
     state = np.zeros((len(alpha), *alpha.shape[2:]), dtype) if initial is None else initial.astype(dtype)
     for t in reversed(range(alpha.shape[1])) if reverse else range(alpha.shape[1]):
         state = states[:, t] = alpha[:, t] + np.where(beta[:, t] == 0, dtype(0), beta[:, t] * state)
-    return (states,)
-
-
-def linear_recurrence_as_sum(alpha, beta, initial=None, *, reverse=True):
-    """A[t] = sum_k (prod of the betas from t up to k) * alpha[k], the initial state being the last of the alphas."""
-    if not reverse:
-        flipped = linear_recurrence_as_sum(alpha[:, ::-1], beta[:, ::-1], initial)
-        return (flipped[0][:, ::-1],)
-    initial = np.zeros((len(alpha), *alpha.shape[2:])) if initial is None else initial
-    stream = np.concatenate([alpha, initial[:, None]], axis=1)
-    states = np.zeros(alpha.shape)
-    for t in range(alpha.shape[1]):
-        for k in range(t, stream.shape[1]):
-            states[:, t] += gated_products(np.prod(beta[:, t:k], axis=1), stream[:, k])
     return (states,)

@@ -5,7 +5,6 @@ Environments and algorithms are the real ones. "Bitwise" compares bytes.
 
 import copy
 import pickle
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from compilations import count_compilations
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -361,23 +359,3 @@ def test_the_wrong_class_says_which_one_to_use():
         new_agent(PPO, make_dict_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
     with pytest.raises(AssertionError, match="TritonDictRolloutBuffer must be .*Box.*use TritonRolloutBuffer"):
         new_agent(PPO, make_cartpole(), rollout_buffer_class=TritonDictRolloutBuffer)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Compilation
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n_envs", [2, 8])
-def test_everything_is_compiled_when_the_model_is_made(n_envs, tmp_path):
-    setup = f"""
-        from rl_triton_adapters.sb3 import TritonRolloutBuffer as buffer_class
-        from stable_baselines3 import PPO
-        from stable_baselines3.common.env_util import make_vec_env
-
-        env = make_vec_env("CartPole-v1", {n_envs})
-        model = PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu", rollout_buffer_class=buffer_class)
-    """
-    built, learned = count_compilations(textwrap.dedent(setup), f"model.learn(3 * 16 * {n_envs})", tmp_path)
-    assert built > 0
-    assert learned == 0

@@ -6,7 +6,7 @@ On a CPU as they are and with recorded graphs, on a GPU with CUDA's.
 import copy
 import pickle
 import warnings
-from functools import partial, wraps
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -35,7 +35,6 @@ from rl_triton_adapters.common import optimizers
 from rl_triton_adapters.common.optimizers import clip_gradients, fuse_optimizer, is_fused
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-from rl_triton_adapters.sb3.policies import can_draw
 
 pytestmark = pytest.mark.covering
 
@@ -102,15 +101,6 @@ class OneArgument(ActorCriticPolicy):
     def evaluate_actions(self, obs, actions):
         values, log_prob, entropy = super().evaluate_actions(obs, actions)
         return values, log_prob, entropy.mean()
-
-
-class WrappedMethods(ActorCriticPolicy):
-    """A method that says it is another one."""
-
-    @wraps(ActorCriticPolicy.evaluate_actions)
-    def evaluate_actions(self, obs, actions):
-        values, log_prob, entropy = super().evaluate_actions(obs, actions)
-        return 3 * values, log_prob, entropy
 
 
 class OneStd(ActorCriticPolicy):
@@ -224,12 +214,6 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
         model.learn(60)
     compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
-
-
-@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "binary", "a2c_binary"])
-def test_distributions_of_sb3_are_known(task):
-    """Their loss is computed from the networks' outputs, and no distribution object is made."""
-    assert can_draw(make_model(task, "cpu").policy)
 
 
 @pytest.mark.parametrize(
@@ -409,9 +393,9 @@ def test_a_policy_that_diverges_is_an_error_without_checks(kind, monkeypatch):
         assert torch.equal(x, before[name]) or name == "action_net.weight"
 
 
-def test_learning_compiles_nothing(tmp_path):
+def test_everything_is_compiled_when_the_model_is_made():
     setup = "import test_sb3_captured as tests; model = tests.make_model('several', 'cpu')"
-    built, learned = count_compilations(setup, "model.learn(64)", tmp_path)
+    built, learned = count_compilations(setup, "model.learn(64)")
     assert built > 0 and learned == 0
 
 
@@ -525,7 +509,6 @@ def freeze_values(model):
 MOMENTUM = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}}
 UNUSUAL = {
     "a forward without options": ({"policy": OneArgument}, None),
-    "a wrapped method": ({"policy": WrappedMethods}, None),
     "one standard deviation": ({"policy": OneStd, "env": partial(OtherActions, spaces.Box(-1, 1, (2,)))}, None),
     "an infinite logit": ({"policy": NeverLeft}, None),
     "sizes of NumPy": ({"batch_size": np.int64(24), "normalize_advantage": 1}, None),
@@ -551,12 +534,6 @@ def test_what_few_do_gives_the_agent_of_stock(case, kind):
         models.append(model)
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
     assert models[1].is_accelerated
-
-
-def test_a_stop_leaves_the_gradients_of_stock():
-    stock, ours = (model.learn(64) for model in make_models("cartpole", "cpu", target_kl=1e-6))
-    for got, want in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
-        torch.testing.assert_close(got.grad, want.grad, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("task", ["cartpole", "a2c"])
@@ -643,8 +620,6 @@ def test_a_model_can_be_switched_off(monkeypatch, tmp_path):
     off = TritonPPO("MlpPolicy", "CartPole-v1", enabled=False, device="cpu", n_steps=8, batch_size=8)
     assert off._find_update().reason == "switched off" and not off.is_accelerated
     assert not is_fused(off.policy.optimizer)
-    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
-        TritonPPO("MlpPolicy", "CartPole-v1", enabled="on")
 
 
 MAKERS = {

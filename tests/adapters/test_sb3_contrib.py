@@ -156,26 +156,6 @@ def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
         new_agent(TritonRecurrentPPO, make_env(), enabled="on")
 
 
-class OwnSequences(RecurrentActorCriticPolicy):
-    """A policy that processes sequences in a way of its own."""
-
-    @staticmethod
-    def _process_sequence(features, lstm_states, episode_starts, lstm):
-        outputs, states = RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
-        return 2 * outputs, states
-
-
-def test_recurrent_policies_may_process_sequences_in_their_own_way():
-    env = make_cartpole()
-    agents = [
-        algorithm(
-            OwnSequences, env, n_steps=8, seed=0, device="cpu", policy_kwargs={"lstm_hidden_size": 4}, **more
-        ).learn(32)
-        for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"enabled": True}))
-    ]
-    assert_same_agent(*agents)
-
-
 class Fading(torch.nn.LSTM):
     """An LSTM that forgets a part of its state."""
 

@@ -691,9 +691,3 @@ def test_a_layer_with_modes_of_its_own_is_told_each_time():
         modes.set_mode(mode)
         assert policy.actor.counting.training == mode
     assert policy.actor.counting.calls == 4
-
-
-def test_without_a_graph_nothing_but_a_fused_optimizer_rounds():
-    """Over episodes that end, and many steps."""
-    ours = train(TritonTD3, 450, policy_kwargs={"optimizer_kwargs": {}})
-    compare_models(ours, train(TD3, 450, policy_kwargs={"optimizer_kwargs": {"fused": True}}), 0)

@@ -316,21 +316,6 @@ def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     assert captured.step.captured and not captured.step.reason
 
 
-def test_what_cannot_be_captured_runs_eagerly_and_says_why(monkeypatch):
-    failing, eager = make_captured(monkeypatch), Training(enabled=False)
-    plain = failing.step.function
-    failing.step.function = lambda *x: (plain(*x), failing.model[0].weight.sum().item())[0]
-    (batch,) = draw_batches(1)
-    with pytest.warns(RuntimeWarning, match="CapturedStep runs eagerly: the step waits for the device in") as told:
-        failing.step(*batch, 1.0)
-    assert told[0].filename == __file__
-    eager.step(*batch, 1.0)
-    assert_same_parameters([failing, eager], rtol=1e-6, atol=1e-8)
-    assert failing.optimizer.param_groups[0]["lr"] == 3e-3
-    assert not failing.optimizer.param_groups[0]["fused"]
-    failing.step(*batch, 1.0)  # without another warning
-
-
 def test_reasons_are_known_beforehand(monkeypatch):
     assert "tensors on a GPU, got cpu" in Training().step.reason
     assert Training(enabled=False).step.reason == "switched off"

@@ -1,4 +1,4 @@
-"""The two oracles of each estimator against each other, and the paper's own seeding of the carry."""
+"""The oracles against each other, and the paper's own seeding of the carry."""
 
 import itertools
 
@@ -8,6 +8,7 @@ import oracles
 import pytest
 from cases import get_name, random_case, with_form, with_log_probs
 
+TWICE = pytest.mark.parametrize("estimator", [x for x in cases.BACKWARD if x.by_trajectory], ids=get_name)
 FLAG_PAIRS = [(0.0, 0.0), (0.2, 0.0), (0.0, 0.2), (0.3, 0.3), (1.0, 1.0)]
 LENGTHS = (0, 1, 2, 5, 17)
 
@@ -30,11 +31,10 @@ def draw_cases(estimator, num_steps, **changes):
     yield case.replace(gamma=np.where(rng.random(case.shape) < 0.2, 0.0, rng.uniform(0, 1.2, case.shape)))
     if estimator in cases.OFF_POLICY:
         yield with_log_probs(case.replace(rho_bar_pg=0.5 if estimator is cases.VTRACE else None))
-    if estimator is not cases.DISCOUNTED:
-        yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
+    yield from (case.replace(lambda_=lambda_) for lambda_ in (0, 0.5, 1))
 
 
-@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
+@TWICE
 @pytest.mark.parametrize(("term", "trunc"), FLAG_PAIRS)
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 def test_backward(estimator, term, trunc, mask_mode):
@@ -44,7 +44,7 @@ def test_backward(estimator, term, trunc, mask_mode):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
+@TWICE
 def test_every_pattern_of_a_few_steps(estimator, mask_mode):
     """Four steps of GAE, whose table finds the boundaries itself; three of the others, which share that."""
     cells = np.array(list(itertools.product(range(8), repeat=4 if estimator is cases.GAE else 3)))
@@ -52,39 +52,10 @@ def test_every_pattern_of_a_few_steps(estimator, mask_mode):
     assert_oracles_agree(random_case(estimator, *cells.shape, mask_mode=mask_mode, **flags))
 
 
-@pytest.mark.parametrize("with_state", [False, True])
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
-def test_forward(estimator, mask_mode, with_state):
-    rng = np.random.default_rng(0)
-    for num_steps, valid, term in itertools.product(LENGTHS, [1.0, 0.7, 0.0], [0.0, 0.3, 1.0]):
-        for features in ((), (2,)):
-            case = random_case(estimator, 5, num_steps, term=term, valid=valid, features=features, mask_mode=mask_mode)
-            if with_state:
-                case = case.replace(state=(rng.standard_normal((5, *features)), rng.random(5) < 0.5))
-            if estimator is cases.TRACES:
-                assert_oracles_agree(case.replace(decay=0.7))
-                assert_oracles_agree(
-                    case.replace(decay=np.where(rng.random(case["x"].shape) < 0.2, 0, rng.random(case["x"].shape)))
-                )
-            else:
-                assert_oracles_agree(case)
-                assert_oracles_agree(case.replace(boundary="starts_at"))
-
-
 def test_integers_stay_integers():
     x = np.array([[2**62, 1, -3, 2**60]])
     (sums, (value, _)) = oracles.episodic_prefix_sum(x, np.array([[False, False, True, False]]))
     assert sums.tolist() == [[2**62, 2**62 + 1, 2**62 - 2, 2**60]] and value.tolist() == [2**60]
-
-
-@pytest.mark.parametrize("reverse", [True, False])
-@pytest.mark.parametrize("features", [(), (2,)])
-def test_linear_recurrence(reverse, features):
-    for num_steps in LENGTHS:
-        case = random_case(cases.LINEAR, 4, num_steps, features=features, reverse=reverse)
-        assert_oracles_agree(case)
-        assert_oracles_agree(case.replace(initial=np.ones((4, *features))))
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
@@ -95,10 +66,11 @@ def test_identities(lambda_, mask_mode):
     GAE's table finds the boundaries in a way of its own. With lambda = 0 it is the one-step return, with lambda = 1 the
     discounted return.
     """
-    for term, trunc in FLAG_PAIRS:
-        case = random_case(
-            cases.LAMBDA, 5, 17, term=term, trunc=trunc, valid=0.7, mask_mode=mask_mode, lambda_=lambda_, gamma=0.97
-        )
+    rng = np.random.default_rng(0)
+    per_step = np.where(rng.random((5, 17)) < 0.2, 0.0, rng.uniform(0, 1.2, (5, 17)))
+    for (term, trunc), gamma in itertools.product(FLAG_PAIRS, (0.97, per_step)):
+        ends = {"term": term, "trunc": trunc, "valid": 0.7, "mask_mode": mask_mode}
+        case = random_case(cases.LAMBDA, 5, 17, lambda_=lambda_, gamma=gamma, **ends)
         returns, args = case.expected()[0], {**case.args, "bootstrap": case.dense}
         del args["bootstrap_values"]
         ratios = {"log_ratios": np.zeros(case.shape)}

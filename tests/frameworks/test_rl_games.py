@@ -158,15 +158,6 @@ def test_names_of_users_are_free(tmp_path):
         assert getattr(agent, name)(1, 2, 3, 4, x=5) == ((1, 2, 3, 4), {"x": 5})
 
 
-def test_switched_off_it_is_stock(tmp_path):
-    """Bit for bit what a runner makes that knows nothing of us."""
-    agents = make_agent("stock", "pendulum", tmp_path), make_agent("stock", "pendulum", tmp_path, registered=False)
-    for agent in agents:
-        torch.manual_seed(1)
-        agent.train()
-    compare(*agents, rtol=0, atol=0)
-
-
 def test_an_agent_without_the_method_of_the_loss_says_so(tmp_path, monkeypatch):
     """As that of 1.6.1 and of Isaac Lab."""
     monkeypatch.delattr(A2CAgent, "calc_losses")

@@ -54,19 +54,6 @@ def test_advantages(time_limit_bootstrap, scale):
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-def test_an_update_calls_our_function(tmp_path, monkeypatch):
-    """And skrl's module keeps its own."""
-    stock, calls = stock_ppo.compute_gae, []
-    update = adapter.copy_function(
-        PPO.update, {"compute_gae": lambda **kwargs: calls.append(1) or estimate_advantages(**kwargs)}
-    )
-    monkeypatch.setattr(TritonPPO, "update", update)
-    monkeypatch.setattr(adapter, "make_triton_class", lambda _: TritonPPO)
-    train_agent(parse("triton", tmp_path))
-    assert calls == [1, 1, 1]
-    assert stock_ppo.compute_gae is stock and PPO.update.__globals__["compute_gae"] is stock
-
-
 @pytest.mark.parametrize("agent_class", [PPO, A2C, RPO, TRPO, AMP, IPPO, MAPPO], ids=lambda x: x.__name__)
 def test_every_agent_without_memory_has_a_class(agent_class):
     derived = make_triton_class(agent_class)

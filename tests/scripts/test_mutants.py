@@ -42,7 +42,7 @@ import sys, time
 import mutants
 from mutation.mutant import Mutant
 
-def run_for_ever(mutant, copy):
+def run_for_ever(mutant, copy, cache):
     copy.mkdir()
     (copy / "log").write_text(mutant.name)
     time.sleep(1000 if mutant.name == "endless" else 0)

@@ -18,6 +18,7 @@ def private():
     home = tempfile.mkdtemp(prefix="rllib")  # short: Ray makes sockets below it
     yield {
         "HOME": home,
+        "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # where compiled code is kept
         "RAY_TMPDIR": home,
         "RAY_AUTH_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",

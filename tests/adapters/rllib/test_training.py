@@ -138,8 +138,8 @@ algorithm.stop()
 
 
 @pytest.mark.parametrize("config", ["PPOConfig", "APPOConfig"])
-def test_everything_is_compiled_when_the_learner_is_built(config, private, tmp_path):
+def test_everything_is_compiled_when_the_learner_is_built(config, private):
     """Of IMPALA it is a part of what APPO has."""
-    built, trained = count_compilations(BUILD.format(config=config), TRAIN, tmp_path, **private)
+    built, trained = count_compilations(BUILD.format(config=config), TRAIN, **private)
     assert built > 0
     assert trained == 0

@@ -46,11 +46,8 @@ class Suite(NamedTuple):
 
     workloads: Sequence[Workload]
     providers: tuple[str, ...]
-    title: str = ""
     shown: tuple[str, ...] = ()
-    """The arms whose ratios to ours are on the page."""
-    note: str = ""
-    """What the numbers miss, and why."""
+    """The arms whose ratios to ours are on the page, docs/benchmarks.md, which says what is aimed at."""
     device: str = "cuda"
 
     @property
@@ -163,37 +160,25 @@ def combine_workloads(
 
 ENV_MAJOR, BOTH = ("env-major",), (False, True)
 LONG_ESTIMATORS = ("gae", "eligibility_traces")
-OF_HOST = """Aimed at: at most 2 µs more than `torch.add`, which none reaches. The kernels read and write more numbers,
-and the call compares its arguments in Python."""
-OF_SMALL = """Aimed at on the device: 1.8 times as fast as the flat kernel and never slower; time-major at most 1.15
-times as long as env-major; truncations at most 1.25 times as long as none. Small rollouts miss all three: loads, scan
-and stores wait for each other whatever is computed."""
 SUITES = {
     "headline": Suite(
         combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
         ("ours", "ours_out", "loop", "compiled_scan", "flat_triton", "torchrl"),
-        "4096 environments, 128 steps",
         ("compiled_scan", "flat_triton", "loop"),
-        OF_HOST,
     ),
     "sweep": Suite(
         combine_workloads(SWEEP_SHAPES, truncated=BOTH),
         ("ours", "flat_triton", "compiled_scan", "loop", "torchrl"),
-        "The paper's shapes",
         ("flat_triton", "compiled_scan"),
-        OF_SMALL,
     ),
     "rows": Suite(
         combine_workloads([*SHORT_ROWS, *LONGER_ROWS], ["gae_advantages"], ENV_MAJOR),
         ("ours_out", "cuda_rows", "cuda_rows_by_four"),
-        "Advantages against CUDA kernels with a thread per row",
         ("cuda_rows", "cuda_rows_by_four"),
-        "Aimed at: never slower. Short rows are: a checked Python call takes the host longer than a call of C++.",
     ),
     "retrace_long": Suite(
         combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR),
         ("ours", "ours_out", "compiled_scan", "flat_triton"),
-        "Retrace on longer rows",
         ("flat_triton", "compiled_scan"),
     ),
     "long": Suite(
@@ -203,32 +188,18 @@ SUITES = {
             *combine_workloads(LENGTHENING, ["gae"], ENV_MAJOR),
         ],
         ("ours", "flat_triton", "blocks_triton"),
-        "Long rows",
         ("flat_triton", "blocks_triton"),
-        "Aimed at: 12 times as fast on the device. Kernels that go in blocks are too fast for that; this one "
-        "reads inputs twice where time is split.",
     ),
-    "large": Suite(
-        combine_workloads(LARGE_SHAPES),
-        ("ours", "ours_out"),
-        "Large rollouts",
-        note="Aimed at: 85 % of the bandwidth of a copy, 75 % for V-Trace and Retrace. Time-major, 4096 environments "
-        "are fewer programs than the GPU has multiprocessors; why others miss it is not known.",
-    ),
+    "large": Suite(combine_workloads(LARGE_SHAPES), ("ours", "ours_out")),
     "flags": Suite(
         combine_workloads(FLAG_SHAPES, ["gae"], flags=FLAG_DTYPES),
         ("ours", "flat_triton"),
-        "Flags of other types",
         ("flat_triton",),
-        "Aimed at: at most 1.1 times as long per byte as with bool. 512 environments with float32 flags miss it.",
     ),
-    "bf16": Suite(
-        combine_workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out"), "bfloat16 inputs"
-    ),
+    "bf16": Suite(combine_workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
     "variants": Suite(
         combine_workloads([HEADLINE, *LARGE_SHAPES[:2], LONG_SHAPES[0]], VARIANTS, ENV_MAJOR),
         ("ours", "flat_triton"),
-        "GAE without its value targets, and with a mask",
         ("flat_triton",),
     ),
     "huge": Suite(
@@ -237,7 +208,6 @@ SUITES = {
             Workload("gae", *HUGE_SHAPE, "time-major", dtype="bfloat16"),
         ],
         ("ours",),
-        "More than 2³¹ elements",
     ),
     "cpu": Suite(
         combine_workloads(CPU_SHAPES),

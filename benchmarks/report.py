@@ -187,26 +187,7 @@ def list_arms(rows: Sequence[Row]) -> str:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def write_gpus() -> str:
-    """A section per GPU."""
-    parts = []
-    for machine in list_gpus():
-        found = {name: read_machines(f"calls_{name}").get(machine) for name in ON_GPU}
-        parts += [f"## {name_processor(machine, next(filter(None, found.values())))}", describe_speed(machine)]
-        parts.append(f"![{SPEED_UP}](plots/{machine}_speed_up.svg)" if found["sweep"] else "")
-        for name, result in found.items():
-            if result is not None:
-                parts += [f"### {ON_GPU[name].title}", describe_machine(machine, result)]
-                parts += [fold(list_calls(result.rows, ON_GPU[name])), textwrap.fill(ON_GPU[name].note, 120)]
-    return join_parts(parts)
-
-
-def list_gpus() -> list[str]:
-    """The machines with calls on a GPU."""
-    return list(dict.fromkeys(machine for name in ON_GPU for machine in read_machines(f"calls_{name}")))
-
-
-def list_calls(rows: Sequence[Row], suite: Suite) -> str:
+def list_calls(suite: Suite, rows: Sequence[Row]) -> str:
     """Full calls and time on the device of ours, a copy of as many bytes, and how much longer others take."""
     columns = [(suite.ours, "full"), (suite.ours, "device"), ("copy", "device")]
     columns += [(arm, f"over {suite.ours}") for arm in suite.shown]
@@ -251,7 +232,13 @@ def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
 
 # --- training loops ---------------------------------------------------------------------------------------------------
 
-LOOPS = ("cleanrl", "sb3", "torchrl", "rllib", "impala")
+LOOPS = {
+    "cleanrl": "A single-file PPO with environments on the device",
+    "sb3": "Stable-Baselines3",
+    "torchrl": "TorchRL",
+    "rllib": "RLlib",
+    "impala": "RLlib, IMPALA and APPO",
+}
 
 
 def load_loop(name: str) -> Any:
@@ -259,16 +246,12 @@ def load_loop(name: str) -> Any:
     return import_module(f"benchmarks.end_to_end.{name}")
 
 
-def write_loops() -> str:
-    """A section per framework: what is timed, and on each machine what came of it."""
+def write_loop(name: str) -> str:
+    """A section per machine."""
     parts = []
-    for name in LOOPS:
-        module, found = load_loop(name), read_machines(name)
-        arms = "\n".join(f"* *{arm}*: {text}" for arm, text in module.ARMS.items())
-        parts += [f"## {module.TITLE}", module.ITERATION, arms]
-        for machine, result in found.items():
-            parts += [f"### {name_device(machine)}", describe_machine(machine, result)]
-            parts.append(fold(list_arms(describe_settings(result.rows))))
+    for machine, result in read_machines(name).items():
+        parts += [f"### {name_device(machine)}", describe_machine(machine, result)]
+        parts.append(fold(list_arms(describe_settings(result.rows))))
     return join_parts(parts)
 
 
@@ -287,13 +270,13 @@ def describe_setting(row: Row) -> str:
 def list_shares() -> str:
     """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
     lines = []
-    for name in LOOPS:
+    for name, title in LOOPS.items():
         module = load_loop(name)
         for machine, result in read_machines(name).items():
             share, bound = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
             gains = (describe_range(select_gains(result.rows, arms)) for arms in (module.OURS[:1], module.MORE[::-1]))
-            title = f"{module.TITLE}, {name_device(machine)}"
-            lines.append([title, f"{describe_range(share)} %", describe_range(bound), *gains])
+            where = f"{title}, {name_device(machine)}"
+            lines.append([where, f"{describe_range(share)} %", describe_range(bound), *gains])
     return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
 
 
@@ -494,15 +477,17 @@ OF_LOGITS: list[Column] = [
     *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
 ]
 PARTS: dict[str, Callable[[], str]] = {
-    "gpus": write_gpus,
-    "cpu": partial(write_benchmark, "calls_cpu", list_rows),
-    "speed": lambda: describe_speed(list_gpus()[0]),
+    **{
+        f"calls_{name}": partial(write_benchmark, f"calls_{name}", partial(list_calls, x)) for name, x in ON_GPU.items()
+    },
+    "calls_cpu": partial(write_benchmark, "calls_cpu", list_rows),
+    "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
     "learning": partial(write_benchmark, "learning", list_learning),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
-    "frameworks": write_loops,
+    **{name: partial(write_loop, name) for name in LOOPS},
     "training": describe_training,
     "rllib_gain": describe_rllib,
     "expected": list_expected,
@@ -521,7 +506,6 @@ PARTS: dict[str, Callable[[], str]] = {
 INK, PALE, ACCENT, GREEN, RED = "#7a828c", "#b0b6bd55", "#5c6bc0", "#43a047", "#e53935"
 """Readable on white and on a dark page, since figures have no background."""
 SIDES = ("low", "high")
-SPEED_UP = "How many times faster compute_gae is than other ways"
 
 
 def draw_figures() -> dict[str, Figure]:

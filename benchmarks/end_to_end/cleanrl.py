@@ -16,17 +16,7 @@ from benchmarks.results import ROOT
 from benchmarks.workloads import GAMMA, Workload
 from rl_triton_core.testing import random_rollout
 
-TITLE = "A single-file PPO with environments on the device"
-ITERATION = """\
-`examples/ppo_gpu_envs.py`, CartPole, tensors [num_steps, num_envs] with truncations. An iteration steps the
-environments, computes advantages and returns, and runs the epochs of minibatches. The advantage step is the function of
-the example that `--advantages` chooses."""
-ARMS = {
-    "stock": "a Python loop over the steps, as in CleanRL",
-    "compiled": "`torch.compile` of a doubling scan",
-    "ours": "`compute_gae`",
-    "captured": "`compute_gae`; rollouts and minibatches in CUDA graphs; on a CPU, `--update compiled`",
-}
+ARMS = ("stock", "compiled", "ours", "captured")
 OURS = ("ours", "captured")
 MORE = ("captured",)
 SETTINGS = {

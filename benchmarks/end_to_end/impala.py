@@ -16,17 +16,7 @@ from benchmarks.end_to_end.rllib import build_ours, draw_episodes, prepare_confi
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
-TITLE = "RLlib, IMPALA and APPO"
-ITERATION = """\
-An iteration is one update of a local learner with the same batch of random episodes, made as the learner's thread makes
-it; no environment is stepped, and the connector has run before. *10x50* is a batch of 10 fragments of 50 steps. The
-advantage step is V-Trace alone. APPO has its KL loss."""
-ARMS = {
-    "stock": "`vtrace_torch`",
-    "ours": "`compute_vtrace`; the update is RLlib's",
-    "update": "all that `enable_triton` replaces, but for graphs",
-    "captured": "all of it: on a GPU, the step of a batch is captured in a CUDA graph, where V-Trace is not timed",
-}
+ARMS = ("stock", "ours", "update", "captured")
 OURS = ("ours", "update", "captured")
 MORE = ("update", "captured")
 SIZES = ((10, 64), (80, 256))

@@ -16,18 +16,7 @@ from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA
 
-TITLE = "RLlib"
-ITERATION = """\
-An iteration is one `update` of a local `PPOTorchLearner` on the same random episodes; no environment is stepped. The
-advantage step is the recurrence alone, `compute_value_targets` in RLlib, `compute_gae_of_slots` in this package.
-The *connector* is the piece around it, less the value network's part: RLlib's goes through NumPy, this one stays in the
-packed tensors."""
-ARMS = {
-    "stock": "`GeneralAdvantageEstimation`",
-    "ours": "`TritonGeneralAdvantageEstimation`; the update is RLlib's",
-    "update": "all that `enable_triton` replaces, but for graphs",
-    "captured": "all of it: on a GPU, minibatch steps are captured in a CUDA graph, on a CPU, updates are compiled",
-}
+ARMS = ("stock", "ours", "update", "captured")
 OURS = ("ours", "update", "captured")
 MORE = ("update", "captured")
 SETTINGS = {

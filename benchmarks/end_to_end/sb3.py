@@ -14,24 +14,7 @@ from torch import Tensor
 from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 
-TITLE = "Stable-Baselines3"
-ITERATION = """\
-An iteration is one of `PPO.learn`: `collect_rollouts` on environments of Gymnasium in a `DummyVecEnv`, then `train`.
-The advantage step is `compute_returns_and_advantage` of the buffer. *Acting* is the rest of collecting but for the
-environments' steps, *update* is `train`. The rest is the environments. *Pixels*: a wrapper draws CartPole as four
-frames of 84x84 pixels for `CnnPolicy`, where *hidden* has no meaning. Pendulum ends only at its time limit, after 200
-steps. If rollouts have 200 steps, all environments end at once. *A2C*, *MaskablePPO* and *RecurrentPPO* are those
-algorithms; MaskablePPO's CartPole masks no action out, and A2C collects and updates as often as its setting has
-minibatches. *RL Zoo*: with that project's tuned settings; rates and clip ranges that it lets fall stay as they begin.
-*gSDE*: exploration is state-dependent in these settings, so updates are not compiled and acting is stock's."""
-ARMS = {
-    "stock": "`RolloutBuffer`",
-    "ours": "`TritonRolloutBuffer`, in host memory",
-    "loss": "as *captured*, without graphs: the fused loss, fused Adam, acting without distribution objects",
-    "update": "as *captured*, without the graph of acting",
-    "captured": "`TritonPPO`, `TritonA2C`, ...: less work per step, on a GPU captured in CUDA graphs (but for "
-    "`TritonRecurrentPPO`); measured with a callback, which is gone, that evaluates terminal observations together",
-}
+ARMS = ("stock", "ours", "loss", "update", "captured")
 EAGER = {"loss": ("_update", "_acting"), "update": ("_acting",)}
 """Which steps of an algorithm are not captured in variants that show what each part of the last one gives."""
 OURS = ("ours", *EAGER, "captured")

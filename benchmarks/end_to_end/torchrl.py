@@ -13,17 +13,7 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
-TITLE = "TorchRL"
-ITERATION = """\
-A random tensordict [num_envs, num_steps]; an iteration makes the epochs of minibatches of `ClipPPOLoss` with an
-`IndependentNormal`, no environment is stepped. *Recomputed*, as in TorchRL's own examples: the value estimator is
-called at the beginning of every epoch. The advantage step is that call, without the value network's part of it. On a
-CPU, all variants have `scale_mapping="exp"` and `loss_critic_type="l2"`, as compiled updates ask for."""
-ARMS = {
-    "stock": "`GAE`, a loop over the steps, as it is by default",
-    "ours": "`TritonGAE`",
-    "captured": "`TritonGAE`; `TritonClipPPOLoss` in a `CudaGraphModule` on a GPU, `CompiledUpdate` on a CPU",
-}
+ARMS = ("stock", "ours", "captured")
 OURS = ("ours", "captured")
 MORE = ("captured",)
 SETTINGS = {

@@ -470,7 +470,7 @@ def test_arguments_are_checked(message):
         run(Rollout(**rollout), minibatch_size=16, **given)
 
 
-def test_heads_and_deviations_are_checked():
+def test_deviations_and_heads_are_checked():
     agent = Agent()
     for options, name in (
         ({"head": "beta"}, "head"),

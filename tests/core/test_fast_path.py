@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from cases import ESTIMATORS, GAE, RETRACE, Call, random_case, with_form
 from gpu_checks import GPU
 from process_state import run_in_threads
 from processes import run_python
@@ -98,34 +99,15 @@ def test_repeated_calls(device, layout, normal_calls):
     assert len({x.data_ptr() for results in kept for x in results}) == 12
 
 
-@pytest.mark.parametrize(
-    "function", ["gae", "vtrace", "lambda_returns", "discounted_returns", "retrace", "traces", "sums", "linear", "long"]
-)
-def test_every_estimator(function, device, normal_calls):
-    x = make_rollout(7, 50, device=device)
-    ratios = {"log_ratios": 0.1 * x["rewards"]}
-    actions = {
-        "next_action_probs": torch.rand(7, 50, 4, device=device),
-        "next_q_values": torch.randn(7, 50, 4, device=device),
-    }
-    chain = {"rewards": x["rewards"], "q_values": x["values"], "terminated": x["terminated"], **actions, **ratios}
-    calls = {
-        "gae": (ours.compute_gae, x),
-        "vtrace": (ours.compute_vtrace, {**x, **ratios}),
-        "lambda_returns": (ours.compute_lambda_returns, x),
-        "discounted_returns": (ours.compute_discounted_returns, {k: v for k, v in x.items() if k != "values"}),
-        "retrace": (ours.compute_retrace, chain),
-        "traces": (ours.compute_eligibility_traces, {"x": x["rewards"], "terminated": x["terminated"], "gamma": 0.9}),
-        "sums": (ours.compute_episodic_prefix_sum, {"x": x["rewards"], "dones": x["terminated"]}),
-        "linear": (ours.linear_recurrence, {"alpha": x["rewards"], "beta": x["values"].sigmoid(), "reverse": True}),
-        "long": (ours.compute_gae, make_rollout(2, 40_000, device=device)),
-    }
-    sums_actions_before = function == "retrace" and device == "cpu"
-    function, arguments = calls[function]
-    wants = take_normal_path(function, **arguments)
+@pytest.mark.parametrize(("estimator", "steps"), [*((x, 50) for x in ESTIMATORS), (GAE, 40_000)])
+def test_every_estimator(estimator, steps, device, normal_calls):
+    case = random_case(estimator, 7, steps)
+    arguments = Call(with_form(case, "actions") if estimator is RETRACE else case, device).kwargs
+    wants = take_normal_path(estimator.function, **arguments)
     for _ in range(4):
-        got = function(**arguments)
+        got = estimator.function(**arguments)
         assert_same(got if isinstance(got, tuple) else (got,), wants if isinstance(wants, tuple) else (wants,))
+    sums_actions_before = estimator is RETRACE and device == "cpu"
     assert len(normal_calls) == (5 if sums_actions_before else 3)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
+from benchmarks.results import ROOT
 
 ARMS = ("stock", "ours", "loss", "update", "captured")
 EAGER = {"loss": ("_update", "_acting"), "update": ("_acting",)}
@@ -45,35 +47,9 @@ OTHERS = (
     SEVERAL._replace(env="CartPole-v1, MaskablePPO"),
     Setting(8, 64, 64, 4, 4, env="CartPole-v1, RecurrentPPO"),
 )
-ZOO, SDE = "RL Zoo", "RL Zoo, gSDE"
-CHEETAH = {"log_std_init": -2, "ortho_init": False, "activation_fn": torch.nn.ReLU}
-EXPLORING: dict[str, Any] = {"use_sde": True, "normalizes": True}
 TUNED: dict[Setting, dict[str, Any]] = {
-    Setting(8, 32, 64, 20, 1, env=f"CartPole-v1, {ZOO}"): {"gae_lambda": 0.8, "gamma": 0.98, "learning_rate": 1e-3},
-    Setting(16, 16, 64, 4, 4, env=f"MountainCar-v0, {ZOO}"): {"normalizes": True, "gae_lambda": 0.98},
-    Setting(16, 256, 64, 4, 64, env=f"Acrobot-v1, {ZOO}"): {"normalizes": True, "gae_lambda": 0.94},
-    Setting(1, 512, 256, 20, 8, env=f"HalfCheetah-v5, {ZOO}"): {
-        **{"normalizes": True, "gamma": 0.98, "learning_rate": 2.0633e-5, "ent_coef": 0.000401762, "clip_range": 0.1},
-        **{"gae_lambda": 0.92, "max_grad_norm": 0.8, "vf_coef": 0.58096, "policy_kwargs": CHEETAH},
-    },
-    Setting(1, 512, 256, 5, 16, env=f"Hopper-v5, {ZOO}"): {
-        **{"normalizes": True, "gamma": 0.999, "learning_rate": 9.80828e-5, "ent_coef": 0.00229519},
-        **{"gae_lambda": 0.99, "max_grad_norm": 0.7, "vf_coef": 0.835671, "policy_kwargs": CHEETAH},
-    },
-    Setting(4, 1024, 64, 10, 64, env=f"Pendulum-v1, {SDE}"): {
-        **{"use_sde": True, "sde_sample_freq": 4, "gamma": 0.9, "learning_rate": 1e-3},
-    },
-    Setting(1, 8, 64, 10, 1, env=f"MountainCarContinuous-v0, {SDE}"): {
-        **{**EXPLORING, "gamma": 0.9999, "learning_rate": 7.77e-5, "ent_coef": 0.00429, "clip_range": 0.1},
-        **{"gae_lambda": 0.9, "max_grad_norm": 5, "vf_coef": 0.19},
-        "policy_kwargs": {"log_std_init": -3.29, "ortho_init": False},
-    },
-    Setting(16, 100, 64, 1, 20, env=f"MountainCar-v0, {ZOO}, A2C"): {"normalizes": True},
-    Setting(16, 100, 64, 1, 20, env=f"Acrobot-v1, {ZOO}, A2C"): {"normalizes": True},
-    Setting(8, 160, 64, 1, 20, env=f"Pendulum-v1, {SDE}, A2C"): {
-        **{**EXPLORING, "gae_lambda": 0.9, "vf_coef": 0.4},
-        "policy_kwargs": {"log_std_init": -2, "ortho_init": False},
-    },
+    Setting(**x["setting"]): x["options"]
+    for x in json.loads((ROOT / "benchmarks" / "published" / "rl_zoo.json").read_text(encoding="utf-8"))
 }
 """The tuned settings of RL Zoo, and what they change besides. `normalizes`: with `VecNormalize`."""
 OPTIONS = {setting.env: options for setting, options in TUNED.items()}
@@ -163,9 +139,11 @@ def make_model(name: str, setting: Setting) -> Any:
     tuned = dict(OPTIONS.get(setting.env, {}))
     if tuned.pop("normalizes", False):
         env = VecNormalize(env)
-    network = None if setting.env == DRAWN else {"net_arch": [setting.hidden] * 2, **tuned.pop("policy_kwargs", {})}
-    options |= tuned
-    return algorithm(policy, env, policy_kwargs=network, device=setting.device, seed=0, **options)
+    network = {"net_arch": [setting.hidden] * 2, **tuned.pop("policy_kwargs", {})}
+    if "activation_fn" in network:
+        network["activation_fn"] = getattr(torch.nn, network["activation_fn"])
+    options |= tuned | ({} if setting.env == DRAWN else {"policy_kwargs": network})
+    return algorithm(policy, env, device=setting.device, seed=0, **options)
 
 
 def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:

@@ -39,6 +39,7 @@ __all__ = [
     "Rollout",
     "Transitions",
     "compile_update",
+    "draw_actions",
 ]
 
 HEADS = ("categorical", "gaussian", "bernoulli")
@@ -106,13 +107,9 @@ class Compiled:
         function: Callable[..., Any],
         described: Any = None,
     ) -> None:
-        """Nothing is compiled until `compile`, or the first use.
+        """Tables are made of this, of facts, which `collect_facts` finds of each group's part, and of optimizers.
 
-        Args:
-            tables: Makes tables of this, of facts and of the optimizers of each group.
-            parts: Of each group what `collect_facts` takes. Tables are kept by the optimizer of the first.
-            function: To be compiled.
-            described: What tables depend on besides.
+        They are kept by the optimizer of the first group, as long as what they depend on is described as before.
         """
         self._make_tables, self._parts, self._function, self._described = tables, parts, function, described
 
@@ -366,6 +363,34 @@ class CompiledNetwork(Compiled):
         compile_entry(values.evaluate)(addresses, np.ascontiguousarray(features, np.float32), results)
         self._keep_tables(tables)
         return results
+
+
+def draw_actions(
+    outputs: np.ndarray, head: str, sizes: Sequence[int], log_std: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Draw actions in one compiled call, as `torch.distributions` do: by the same numbers of PyTorch's generator.
+
+    Args:
+        outputs: Logits or means, and anything behind them, float32 [num_samples, num_outputs or more].
+        head: One of the `HEADS`.
+        sizes: How many outputs each categorical distribution has; else [num_outputs].
+        log_std: Logarithms of a Gaussian's standard deviations, float32 [num_outputs].
+
+    Returns:
+        Actions, float32 or int64 [num_samples, num_actions], and log-probabilities, [num_samples], up to rounding.
+    """
+    number, count, width = HEADS.index(check_choice("head", head, HEADS)), len(outputs), sum(sizes)
+    deviations = np.empty(0, np.float32) if log_std is None else log_std.detach().numpy().ravel()
+    if outputs.shape[1] < width or len(deviations) != width * (number == values.GAUSSIAN):
+        raise ValueError(f"sizes: got {sizes}, expected those of {outputs.shape[1]} outputs and of {deviations}")
+    draw = (Tensor.exponential_, Tensor.normal_, Tensor.uniform_)[number]
+    drawn = [draw(torch.empty(count, x, dtype=torch.float32, device="cpu")) for x in sizes]
+    numbers = torch.cat(drawn, dim=1) if len(drawn) > 1 else drawn[0]
+    given = np.ascontiguousarray(outputs, np.float32), numbers.numpy(), np.array(sizes), deviations
+    actions, log_probs = np.empty((count, width if number else len(sizes)), np.float32), np.empty(count, np.float32)
+    compile_entry(values.draw)(number, *given, actions, log_probs)
+    chosen = torch.from_numpy(actions)
+    return chosen if number else chosen.long(), torch.from_numpy(log_probs)
 
 
 class CompiledValueUpdate(Compiled):

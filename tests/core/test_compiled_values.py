@@ -3,14 +3,22 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Bernoulli, Categorical, Independent, Normal
 from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions
+from rl_triton_core.compiled import (
+    VALUE_STATISTICS,
+    CompiledNetwork,
+    CompiledValueUpdate,
+    Transitions,
+    draw_actions,
+)
 
 FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6
 """A minibatch has more samples than a tile."""
@@ -246,6 +254,47 @@ def test_networks_act(count):
         torch.testing.assert_close(torch.from_numpy(both(features.numpy())), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(ValueError, match=r"features: got shape .1, 2., expected .num_samples, 3."):
         both(features.numpy()[:1, :2])
+
+
+HEADS = {
+    "categorical": lambda x, _: [Categorical(logits=part) for part in x.split([3, 2], dim=1)],
+    "gaussian": lambda x, log_std: [Independent(Normal(x, log_std.exp().expand(x.shape)), 1)],
+    "bernoulli": lambda x, _: [Independent(Bernoulli(logits=x), 1)],
+}
+
+
+@pytest.mark.parametrize("count", [1, 7, 200])
+@pytest.mark.parametrize("head", HEADS)
+def test_actions_are_those_that_distributions_draw(head, count):
+    """By the same numbers of the generator, which is left as they leave it; further outputs do not count."""
+    outputs, log_std = 2 * torch.randn(count, 6), torch.tensor([0.3, -1.0, 0.7, 0.0, -0.4])
+    parts = HEADS[head](outputs[:, :5], log_std)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        drawn = [x.sample() for x in parts]
+        expected = torch.stack(drawn, dim=1) if head == "categorical" else drawn[0]
+        state = torch.get_rng_state()
+        torch.manual_seed(seed)
+        sizes = [3, 2] if head == "categorical" else [5]
+        actions, log_probs = draw_actions(outputs.numpy(), head, sizes, log_std if head == "gaussian" else None)
+        assert torch.equal(torch.get_rng_state(), state)
+        torch.testing.assert_close(actions, expected, rtol=1e-6, atol=1e-6)
+        exact = HEADS[head](outputs[:, :5].double(), log_std)
+        own = sum(x.log_prob(y.double()) for x, y in zip(exact, drawn, strict=True))
+        torch.testing.assert_close(log_probs.double(), own, rtol=1e-5, atol=1e-4 if head == "gaussian" else 1e-6)
+
+
+def test_where_nothing_is_allowed_log_probabilities_are_rounded_as_by_distributions():
+    _, log_probs = draw_actions(np.full((4, 3), -1e8, np.float32), "categorical", [3])
+    assert (
+        log_probs.tolist() == [0.0] * 4 == Categorical(logits=torch.full((4, 3), -1e8)).log_prob(torch.ones(4)).tolist()
+    )
+
+
+@pytest.mark.parametrize(("sizes", "log_std"), [([2, 3], None), ([4], torch.zeros(4))])
+def test_outputs_that_do_not_fit_are_refused(sizes, log_std):
+    with pytest.raises(ValueError, match="sizes: got .*, expected those of 4 outputs"):
+        draw_actions(np.zeros((2, 4), np.float32), "categorical", sizes, log_std)
 
 
 WRONG = {

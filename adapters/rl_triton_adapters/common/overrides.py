@@ -110,12 +110,15 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
     kind: Any = thing if isinstance(thing, type) else type(thing)
     own = getattr(thing, "__dict__", {}) if kind is not thing else {}
     kind = getattr(kind, "__ray_actor_class__", kind)  # Ray wraps all methods of its actors
-    for name, x in ((name, own[name]) for name in own.keys() & names):
+    for name in own.keys() & names:
+        x = own[name]
         if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((ADAPTERS,), x):
             return f"this {kind.__name__} has its own {name}{locate(x)}"
     owners, bases = split_bases(kind, packages)
     if owners and not bases:
         return f"{kind.__name__} derives from no class of {packages[0]}"
+    if not owners:
+        return ""
     others = [x for x in kind.__mro__ if not x.__module__.startswith(PREFIX)]  # ours call what is behind
     for owner in owners:
         for name, x in vars(owner).items():

@@ -17,15 +17,15 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
-from rl_triton_adapters.common.overrides import find_own, list_stock
+from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import DeferredChecks, find_reason
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
-from rl_triton_adapters.sb3.compiled import compile_update, find_compiled
+from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
+from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
 from rl_triton_core.capture import CapturedStep
-from rl_triton_core.compiled import CompiledUpdate
 
 # isort: split
 from gymnasium import spaces
@@ -49,10 +49,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_compiled", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
+        *("_compiled", "_asks", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
     )
 
-    _compiled: CompiledUpdate | None = None
+    _compiled: Compiled | None = None
+    _asks = True
     _find_compiled = find_compiled
     _rollout: dict[str, Any]
     _clip_ranges: dict[str, Any]
@@ -99,7 +100,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return super().find_obstacle() or find_reason(reasons) or find_own([buffer], stock, PACKAGES)
 
     def _forget_inputs(self) -> None:
-        self._rollout = {}
+        self._rollout, self._modes = {}, TrainingModes(self.policy)
 
     # -- the update ----------------------------------------------------------------------------------------------------
 
@@ -111,7 +112,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             self._train_as_stock(update)
             return
         self._update.keep_settings(self._list_settings())
-        self.policy.set_training_mode(True)
+        self._modes.set_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         answers = self._ask_schedules()
         if answers:
@@ -129,7 +130,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             with fused([self.policy.optimizer] if update.reason and self._compiled is None else []):
                 self._make_updates(update)
         finally:
-            self._compiled = None
             if update.reason:  # no graph reads it
                 self._rollout = {}
 
@@ -241,15 +241,37 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
         if not self.is_accelerated or "forward" in vars(self.policy):
             return super().collect_rollouts(*args, **kwargs)
-        with replace_methods(self.policy, forward=self._act):
+        methods = {"forward": self._act, "set_training_mode": self._modes.set_mode}
+        if self.device.type == "cpu" and not find_override(self.policy, ["predict_values"], PACKAGES):
+            methods["predict_values"] = self._predict_values
+        self._asks = True
+        with replace_methods(self.policy, **methods):
             return super().collect_rollouts(*args, **kwargs)
+
+    def _act_compiled(self, *inputs: Any, **options: Any) -> Any:
+        """As `act`; None where the policy does something else, which is asked when it first acts in a rollout."""
+        if self.acts_exactly or self._update.is_captured or torch.is_grad_enabled():
+            return None
+        if self._asks or (self._compiled is not None and not self._compiled.is_of(self.policy)):
+            self._asks = False
+            self._find_compiled(asks=False)
+        detach_distribution(self.policy)
+        return None if self._compiled is None else act(self, *inputs, **options)
+
+    def _predict_values(self, obs: Any) -> Any:
+        """Return what the policy's `predict_values` does."""
+        values = self._act_compiled(obs, values_alone=True)
+        return type(self.policy).predict_values(self.policy, obs) if values is None else values
 
     def _act(self, obs: Any, deterministic: bool = False, *rest: Any, **masks: Any) -> tuple[torch.Tensor, ...]:
         """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
-        assert self._acting is not None
         if rest:
             given = signature(type(self.policy).forward).bind(self.policy, obs, deterministic, *rest)
             masks |= dict([*given.arguments.items()][3:])
+        results: tuple[torch.Tensor, ...] | None = None if deterministic else self._act_compiled(obs, **masks)
+        if results is not None:
+            return results
+        assert self._acting is not None
         more = {"deterministic": True, **masks} if deterministic else masks
         forward = partial(type(self.policy).forward, self.policy, obs, **more)
         is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")

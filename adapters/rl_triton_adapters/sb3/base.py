@@ -35,15 +35,18 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     read_settings: ClassVar[tuple[str, ...]] = ()
     """The attributes of the algorithm that a step reads; where one changes, steps are captured again."""
-    transient: ClassVar[tuple[str, ...]] = ("_update", "_acting", "_asked")
+    transient: ClassVar[tuple[str, ...]] = ("_update", "_acting", "_asked", "_modes", "acts_exactly")
     """Attributes of a model that no checkpoint has."""
     max_graphs: ClassVar[int] = 4
     """As of `CapturedStep`."""
     sde_devices: ClassVar[tuple[str, ...]] = ()
     """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
 
+    acts_exactly = False
+    """Whether what the policy returns while it acts on a CPU is the stock algorithm's, bit for bit; else rounded."""
     _asked: tuple[Any, str] = (), ""
     _find_compiled: Any
+    _modes: Any
 
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.enabled = check_enabled(enabled)
@@ -75,7 +78,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
             return self._update.describe()
         _, reason = self._find_compiled()
-        return f"{self._update.describe()}; not compiled: {reason}" if reason else "updates are compiled"
+        compiled = "updates are compiled" + ", acting is exact" * self.acts_exactly
+        return f"{self._update.describe()}; not compiled: {reason}" if reason else compiled
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""

@@ -69,7 +69,7 @@ class PPOUpdateMixin(AcceleratedMixin):
                 minibatches, epochs = self._run_steps(update, size, clip_range, clip_range_vf)
         else:
             clips = {"clip": clip_range, "value_clip": clip_range_vf}
-            minibatches, epochs = run_compiled(self, self._compiled, size, self.n_epochs, max_kl=self._max_kl, **clips)
+            minibatches, epochs = run_compiled(self, size, self.n_epochs, max_kl=self._max_kl, **clips)
         self._n_updates -= len(minibatches) - 1  # those that count are counted with their statistics
         self._log_statistics(self._read_statistics(minibatches, epochs))
 
@@ -155,8 +155,8 @@ class TritonPPO(PPOUpdateMixin, PPO):
     permutations, and statistics are read once per update. Parameters are those of `PPO` up to rounding. With
     `target_kl`, the update stops at the same minibatch as `PPO`'s, and the host waits once per epoch.
 
-    While a rollout is collected, the policy's results are tensors in host memory. On a CPU, actions, values and
-    log-probabilities of equal parameters are those of `PPO`, bit for bit.
+    While a rollout is collected, the policy's results are tensors in host memory. On a CPU, what it returns with equal
+    parameters is up to rounding what it returns in `PPO`, and bit for bit if `acts_exactly` is True.
 
     Args:
         enabled: True does less work than `PPO`, and captures it where possible; False is `PPO`.
@@ -171,8 +171,7 @@ class TritonPPO(PPOUpdateMixin, PPO):
 class TritonA2C(AcceleratedMixin, A2C):
     """`A2C` with fewer operations around its loss; on a GPU, with captured updates and captured acting.
 
-    Parameters are those of `A2C` up to rounding. While a rollout is collected, the policy's results are tensors in host
-    memory. On a CPU, actions, values and log-probabilities of equal parameters are those of `A2C`, bit for bit.
+    Parameters are those of `A2C` up to rounding. What is said of acting in `TritonPPO` holds.
 
     Arguments, `enabled` among them, are as of `TritonPPO`, and what is raised is.
     """
@@ -185,7 +184,7 @@ class TritonA2C(AcceleratedMixin, A2C):
             step, indices = self._make_step if update.reason else update, self._draw_permutation()
             entropy_loss, policy_loss, value_loss, has_stopped = step(indices).tolist()
         else:
-            ((indices,),), (rows,) = run_compiled(self, self._compiled, count, 1)
+            ((indices,),), (rows,) = run_compiled(self, count, 1)
             policy_loss, value_loss, entropy = rows[0, :3].tolist()
             entropy_loss, has_stopped = -entropy, bool(rows[0, -1])
         if has_stopped:

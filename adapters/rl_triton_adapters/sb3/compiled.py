@@ -1,42 +1,65 @@
 """Stable-Baselines3: updates of policies that are perceptrons, in compiled code on the CPU."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import is_
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_override, find_own, has_hooks, list_modules
 from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.sb3.base import PACKAGES
-from rl_triton_adapters.sb3.policies import EXTRACTING, explain_head, find_head, list_sizes
-from rl_triton_core.compiled import CompiledUpdate, Rollout
+from rl_triton_adapters.sb3.policies import EXTRACTING, MASKED_LOGIT, explain_head, find_head, list_sizes
+from rl_triton_core.compiled import CompiledNetwork, CompiledUpdate, Rollout, draw_actions
 from rl_triton_core.extending import say
 
 # isort: split
 from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 
 
-def find_compiled(algorithm: Any) -> tuple[CompiledUpdate | None, str]:
-    """The compiled update of an algorithm, and why there is none."""
-    policy, head = algorithm.policy, find_head(algorithm.policy)
-    reason = find_reason({f"it is on {algorithm.device.type}": algorithm.device.type != "cpu"})
-    around = "_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer"  # of ours
-    reason = reason or find_override(algorithm, around, ("rl_triton_adapters",))
+class Compiled(NamedTuple):
+    """An algorithm's updates and acting in compiled code, and what of its policy they are made of."""
+
+    parts: list[Any]
+    update: CompiledUpdate
+    acting: CompiledNetwork
+    draw: Callable[[np.ndarray], tuple[torch.Tensor, torch.Tensor]]
+
+    def is_of(self, policy: Any) -> bool:
+        """Whether the policy has all of it still."""
+        return all(map(is_, self.parts, list_parts(policy)))
+
+
+def list_parts(policy: Any) -> list[Any]:
+    """Modules of the actor and of the critic behind features, and what else a policy draws and learns with."""
+    extractor = getattr(policy, "mlp_extractor", None)
+    owners = (extractor, "policy_net"), (policy, "action_net"), (extractor, "value_net"), (policy, "value_net")
+    others = ((policy, name) for name in ("log_std", "action_dist", "optimizer"))
+    return [getattr(owner, name, None) for owner, name in (*owners, *others)]
+
+
+def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
+    """What is compiled of an algorithm, and why nothing is; networks that are known ask before they act."""
+    policy, device = algorithm.policy, algorithm.device.type
+    around, head = ("_make_updates", "_make_step", "_gather_minibatch", "_step_optimizer"), find_head(policy)  # of ours
+    reason = f"it is on {device}" if device != "cpu" else find_override(algorithm, around, ("rl_triton_adapters",))
     reason = reason or find_unknown(list_modules(policy), head)
-    if reason:
-        return None, reason
-    extractor = policy.mlp_extractor
-    update = CompiledUpdate(
-        nn.Sequential(extractor.policy_net, policy.action_net),
-        nn.Sequential(extractor.value_net, policy.value_net),
-        policy.optimizer,
-        head="categorical" if head == "multicategorical" else str(head),
-        nvec=list_sizes(policy.action_dist) if head == "multicategorical" else None,
-        log_std=policy.log_std if head == "gaussian" else None,
-    )
-    reason = update.find_obstacle()
-    return (None, reason) if reason else (update, "")
+    known, algorithm._compiled = algorithm._compiled, None
+    if not reason and (known is None or not known.is_of(policy)):
+        parts, sizes = list_parts(policy), list_sizes(policy.action_dist)
+        pair = nn.Sequential(*parts[:2]), nn.Sequential(*parts[2:4])
+        log_std, kind = policy.log_std if head == "gaussian" else None, str(head).removeprefix("multi")
+        nvec = sizes if head == "multicategorical" else None
+        update = CompiledUpdate(*pair, policy.optimizer, head=kind, nvec=nvec, log_std=log_std)
+        draw = partial(draw_actions, head=kind, sizes=sizes, log_std=log_std)
+        known, asks = Compiled(parts, update, CompiledNetwork(*pair), draw), True
+    reason = reason or (known.update.find_obstacle() if known is not None and asks else "")
+    algorithm._compiled = None if reason else known
+    return algorithm._compiled, reason
 
 
 def find_unknown(modules: list[nn.Module], head: str | None) -> str:
@@ -80,28 +103,53 @@ def is_flat(extractor: nn.Module) -> bool:
 
 def compile_update(algorithm: Any) -> bool:
     """Compile an algorithm's update or load it, and say so if that takes long; whether there is one."""
-    update, _ = find_compiled(algorithm)
-    if update is not None:
-        seconds = update.compile()
+    compiled, _ = find_compiled(algorithm)
+    if compiled is not None:
+        seconds = compiled.update.compile() + compiled.acting.compile()
+        draw_actions(np.empty((0, 1), np.float32), "categorical", [1])
         if seconds > 1 and algorithm.verbose >= 1:
             say(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
-    return update is not None
+    return compiled is not None
+
+
+def find_features(policy: Any, observations: Any) -> torch.Tensor:
+    """What both networks take."""
+    features = policy.extract_features(observations)
+    shared: torch.Tensor = features if policy.share_features_extractor else features[0]
+    return shared
+
+
+def act(algorithm: Any, observations: Any, action_masks: Any = None, values_alone: bool = False) -> Any:
+    """Return what the policy's `forward` does, or values alone; None if that is not compiled now, or for NaN."""
+    policy, compiled, space = algorithm.policy, algorithm._compiled, algorithm.observation_space
+    is_row = isinstance(space, spaces.Box) and len(space.shape) == 1
+    features = observations if is_row else find_features(policy, observations)
+    try:
+        outputs = compiled.acting(features.numpy())
+    except ValueError:  # something has changed meanwhile
+        return None
+    values = torch.from_numpy(outputs[:, -1:])
+    if values_alone:
+        return values
+    if action_masks is not None:
+        if not hasattr(policy.action_dist, "apply_masking"):
+            return None
+        allowed = np.asarray(action_masks).reshape(len(outputs), -1).astype(bool)
+        outputs[:, :-1][~(allowed | np.isnan(outputs[:, :-1]))] = MASKED_LOGIT
+    actions, log_probs = compiled.draw(outputs)
+    return None if log_probs.isnan().any() else (actions.view(-1, *policy.action_space.shape), values, log_probs)
 
 
 @torch.no_grad()
 def view_rollout(algorithm: Any) -> Rollout:
     """The samples of an algorithm's rollout."""
-    samples, policy = algorithm._rollout, algorithm.policy
-    features = policy.extract_features(samples["observations"])
-    features = features if policy.share_features_extractor else features[0]
+    samples, features = algorithm._rollout, find_features(algorithm.policy, algorithm._rollout["observations"])
     actions, masks = samples["actions"].reshape(len(features), -1), samples.get("action_masks")
     advantages, returns, log_probs, values = (samples[x] for x in ("advantages", "returns", "log_probs", "values"))
     return Rollout(features, actions, advantages, returns, log_probs, values, masks)
 
 
-def run_compiled(
-    algorithm: Any, update: CompiledUpdate, size: int, num_epochs: int, **numbers: Any
-) -> tuple[list[Any], list[torch.Tensor]]:
+def run_compiled(algorithm: Any, size: int, num_epochs: int, **numbers: Any) -> tuple[list[Any], list[torch.Tensor]]:
     """Make all steps of an update; return the minibatches of each epoch, and their statistics."""
     minibatches: list[Any] = []
 
@@ -112,7 +160,7 @@ def run_compiled(
             minibatches.append(torch.split(order, size))
             yield order
 
-    epochs = update.run(
+    epochs = algorithm._compiled.update.run(
         view_rollout(algorithm),
         draw_orders(),
         size,

@@ -60,7 +60,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_modes", "_is_learning", "_unfinished", "_writes", "_compiled"),
+        *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled"),
     )
     max_graphs: ClassVar[int] = 8
     _find_compiled, _predict_compiled = find_compiled, predict
@@ -78,7 +78,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
-        self._modes: TrainingModes | None = None
         self._is_learning = False
         self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
@@ -101,7 +100,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             step.reset()
             super().train(gradient_steps, batch_size)
             return
-        assert self._modes is not None
         self._modes.set_mode(True)
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
@@ -266,10 +264,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
-        is_compiled = can_act(self)
+        is_compiled = not self.acts_exactly and can_act(self)
         if not (self.is_accelerated and (is_compiled or self._can_act)):
             return super().collect_rollouts(*args, **kwargs)
-        assert self._modes is not None
         methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}
         methods |= {"predict": self._predict_compiled} if is_compiled else {"_predict": self._act}
         if not is_compiled and not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):

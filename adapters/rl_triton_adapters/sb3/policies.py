@@ -104,8 +104,6 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
     elif head == "bernoulli":
         actions = torch.bernoulli(replace_nan(torch.sigmoid(inputs)))
         log_probs = -binary_cross_entropy_with_logits(inputs, actions, reduction="none").sum(dim=1)
-    elif head == "categorical":
-        actions, log_probs = draw_categorical(inputs, allowed)
     else:
         actions, log_probs = draw_multicategorical(inputs, allowed, list_sizes(policy.action_dist))
     return actions.reshape((-1, *policy.action_space.shape)), values, log_probs

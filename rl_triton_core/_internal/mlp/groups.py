@@ -72,7 +72,7 @@ def make_snapshot(parts: Collection[tuple[Any, ...]], facts: Collection[Facts]) 
     parameters = [x for own in facts for x in own.parameters]
     states = (x for own in facts for kept in own.kept for x in kept if isinstance(x, Tensor))
     places = [*map(vars, (*modules, *optimizers)), *list_places(modules, optimizers)]
-    return Snapshot(places, parameters, [*parameters, *states], (Tensor.stride, Tensor.numel))
+    return Snapshot(places, parameters if optimizers else [], [*parameters, *states], (Tensor.stride, Tensor.numel))
 
 
 class GroupTables:

@@ -40,6 +40,7 @@ HUBER_DELTA, CRITIC_COEF, ENTROPY_COEF, TARGET_ENTROPY, TAU, KEPT, SHARE = range
 """Numbers of an update; the share of a sample in a mean."""
 CRITIC_LOSS, ACTOR_LOSS, COEF, COEF_LOSS, HAS_STOPPED = range(5)
 """What is reported of a step."""
+CATEGORICAL, GAUSSIAN = range(2)  # heads of actors
 
 exp = unbound
 
@@ -76,6 +77,31 @@ def evaluate(tables, features, results):
                 for i in range(size):
                     results[low + i, column + j] = load(ends + j * ROW, i)
             column += width
+
+
+def draw(head, outputs, drawn, widths, log_std, actions, log_probs):
+    """The actions that numbers make of outputs, as `torch.distributions` draw them, rounded as there; log π."""
+    for i in range(len(drawn)):
+        log_probs[i], end = 0.0, np.int64(0)
+        for k in range(actions.shape[1]):
+            x, number, first, peak, total, most = outputs[i, k], drawn[i, k], end, outputs[i, end], 0.0, -1.0
+            if head == CATEGORICAL:  # the largest quotient of a probability and an exponential number
+                end += widths[k]
+                for j in range(first, end):
+                    peak = max(peak, outputs[i, j])
+                for j in range(first, end):
+                    weight = math.exp(outputs[i, j] - peak)
+                    total += weight
+                    if weight / drawn[i, j] > most:
+                        most, x, actions[i, k] = weight / drawn[i, j], outputs[i, j], j - first
+                log_probs[i] += x - (peak + math.log(total))
+            elif head == GAUSSIAN:
+                std = math.exp(log_std[k])
+                actions[i, k] = x + number * std
+                log_probs[i] -= (actions[i, k] - x) ** 2 / (2.0 * (std * std)) + log_std[k] + 0.918938533
+            else:
+                actions[i, k] = 1.0 if number < 1.0 / (1.0 + math.exp(-x)) else 0.0
+                log_probs[i] += min(x, 0.0) - math.log1p(math.exp(-abs(x))) - (1.0 - actions[i, k]) * x
 
 
 # -- the policy --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -202,11 +203,12 @@ def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypat
         agents.append(agent)
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
     updates = agents[1]._rl_triton, agents[1]._rl_triton.central_value
-    assert [x.step.graphs.captures for x in updates] == [captures] * 2
+    modes = 2 if version("rl-games") == "1.6.1" else 1  # of running means while a step is made
+    assert [x.step.graphs.captures for x in updates] == [modes * captures, captures]
     agents[1].recapture()
     agents[1].max_epochs += 1
     train(agents[1])
-    assert [x.step.graphs.captures for x in updates] == [1] * 2
+    assert [x.step.graphs.captures for x in updates] == [modes, 1]
 
 
 @pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])

@@ -145,8 +145,7 @@ class Compiled:
             optimizers = {group: optimizer for group, (_, optimizer, *_) in self._parts.items()}
             known = self._make_tables(self, facts, optimizers)
         known.key, known.owner = key, ref(self)
-        # who asks once needs none
-        known.snapshot = make_snapshot(self._parts.values(), facts.values()) if is_own else None
+        known.snapshot = make_snapshot(self._parts.values(), facts.values()) if is_own else None  # not for one call
         return known
 
     def _take_tables(self) -> tuple[Any, tuple[int, ...]]:

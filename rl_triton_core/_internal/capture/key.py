@@ -145,14 +145,11 @@ class Contents:
 
     def describe(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> None:
         """Look at everything that a graph depends on besides inputs and the thread, after `find`."""
-        parts, known = self.host.parts, self.key
-        self.key = self.find_state(), describe_mode(parts, optimizers, self.tensors)
-        self.repeats = self.repeats + 1 if self.key == known else 0
+        parts, key = self.host.parts, (self.find_state(), describe_mode(self.host.parts, optimizers, self.tensors))
+        self.repeats, self.key = self.repeats + 1 if key == self.key else 0, key
         if self.repeats >= self.patience and not any(isinstance(x, torch.jit.ScriptModule) for x in parts):
-            places = [modules, optimizers, extra, *list_places(parts, optimizers)]
-            kept = (x for optimizer in optimizers for state in optimizer.state.values() for x in state.values())
-            tensors = [*self.tensors, *(x for x in kept if isinstance(x, Tensor))]
-            self.snapshot, self.repeats = Snapshot(places, self.tensors, tensors), 0
+            places, kept = [modules, optimizers, extra, *list_places(parts, optimizers)], list_kept(optimizers)
+            self.snapshot, self.repeats = Snapshot(places, self.tensors, [*self.tensors, *kept]), 0
 
     def find(
         self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor], device: torch.device
@@ -164,7 +161,7 @@ class Contents:
             self.tensors = list_tensors(self.host.parts, optimizers, extra)
             self.places = [own for x in self.host.parts for own in (x._modules, x._parameters, x._buffers)]
             self.found = self.collect(modules, optimizers, extra)
-            self.state = None
+            self.state = self.snapshot = None  # of the host as it was
         return self.tensors
 
     def find_state(self) -> State:
@@ -184,8 +181,12 @@ class Contents:
         return [*modules, *chain.from_iterable(learned), *extra, *inside]
 
 
+def list_kept(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    """The tensors of optimizers' states."""
+    states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
+    return [x for x in chain.from_iterable(map(dict.values, states)) if isinstance(x, Tensor)]
+
+
 def find_pointers(tensors: Iterable[Tensor], optimizers: Iterable[Optimizer]) -> tuple[int, ...]:
     """Where the tensors lie that a graph knows by their addresses, those of the optimizers' states among them."""
-    states = chain.from_iterable(getattr(optimizer, "state", {}).values() for optimizer in optimizers)
-    kept = [x for x in chain.from_iterable(map(dict.values, states)) if isinstance(x, Tensor)]
-    return (*[x.data_ptr() for x in tensors], *[x.data_ptr() for x in kept])
+    return tuple([x.data_ptr() for x in (*tensors, *list_kept(optimizers))])

@@ -31,7 +31,7 @@ class Snapshot:
         kinds: Iterable[Callable[[Tensor], Any]] = (),
     ) -> None:
         """Look at all of it once."""
-        found = [*{id(x): x for x in places}.values()]
+        found = {id(x): x for x in places}.values()
         self.empty = [x for x in found if not x]
         self.groups = [x for x in found if isinstance(x, dict) and "lr" in x]
         full = [x for x in found if x and all(x is not y for y in self.groups)]
@@ -42,7 +42,7 @@ class Snapshot:
 
     def list_held(self) -> list[Any]:
         """What is there."""
-        settings = [x for group in self.groups for name, x in group.items() if name != "lr"]
+        settings = (x for group in self.groups for name, x in group.items() if name != "lr")
         return [*chain.from_iterable(self.views), *settings]
 
     def list_facts(self) -> list[Any]:

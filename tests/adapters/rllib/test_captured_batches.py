@@ -26,7 +26,16 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import running_ray, small, train_algorithm
 from test_appo import make_config as make_appo
-from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, own_metrics, update_learner
+from updates import (
+    POLICY,
+    SPACES,
+    assert_same_updates,
+    build_learner,
+    describe_captures,
+    draw_episodes,
+    own_metrics,
+    update_learner,
+)
 
 from benchmarks import varying_batches
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
@@ -261,9 +270,3 @@ def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monk
         updates, sizes = found["ours", "updates"], found["ours", "sizes"]
         assert 1 < sizes <= 32
         assert round(found["ours", "replayed"] / 100 * updates) == updates - sizes
-
-
-def describe_captures(learner):
-    """Why its steps are not captured, if they are not, and how many shapes of batches have graphs."""
-    step = learner.triton_update.find_step()
-    return {"reason": step.reason, "graphs": len(step.captured), "warned": sorted(step.warned)}

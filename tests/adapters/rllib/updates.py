@@ -133,3 +133,9 @@ def count_calls(monkeypatch, owner, name):
 
     monkeypatch.setattr(owner, name, counted)
     return calls
+
+
+def describe_captures(learner):
+    """Why its steps are not captured, if they are not, and how many shapes of batches have graphs."""
+    step = learner.triton_update.find_step()
+    return {"reason": step.reason, "graphs": len(step.captured), "warned": sorted(step.warned)}

@@ -45,7 +45,7 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
     for name in names:
         if name in own:
             return f"this {kind.__name__} has its own {name}{locate(own[name])}"
-        for owner in bases:
+        for owner in bases if hasattr(kind, name) else ():
             if name in owner.__dict__:
                 if not is_frameworks(owner, name, owner.__dict__[name], packages):
                     return f"{owner.__name__} has its own {name}{locate(owner.__dict__[name])}"

@@ -83,14 +83,14 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
-        device, settings = self.device.type, ((name, getattr(self, name)) for name in self.read_settings)
-        others = (f"{name} is a {type(x).__name__}" for name, x in settings if not isinstance(x, NUMBERS))
+        device, settings = self.device.type, [(name, getattr(self, name)) for name in self.read_settings]
+        others = [f"{name} is a {type(x).__name__}" for name, x in settings if not isinstance(x, NUMBERS)]
         reasons: tuple[Any, ...] = (
             not self.enabled and "switched off",
             device not in DEVICES and f"{device} is neither a CPU nor a GPU that is used as cuda",
             self.use_sde and device not in self.sde_devices and "use_sde: exploration is state-dependent",
         )
-        reason: str = find_off_switch() or next(filter(None, reasons), "") or next(others, "")
+        reason: str = find_off_switch() or next(filter(None, (*reasons, *others)), "")
         own = reason or find_override(self, ["train"], PACKAGES, behind=AcceleratedAlgorithm)
         return own or find_override(type(self), self.read_settings, PACKAGES) or self._find_replaced()
 

@@ -12,11 +12,10 @@ from torch import nn
 from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
-from rl_triton_adapters.sb3.minibatches import COPIED_BYTES
+from rl_triton_adapters.sb3.minibatches import COPIED_BYTES, draw_rows, is_plain
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
 # isort: split
-from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
 from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -105,24 +104,12 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
     most = max(1, COPIED_BYTES // (size * 8 * int(np.prod(buffer.obs_shape))))
     for first in range(0, count, most):
         part = min(count - first, most)
-        is_plain = type(buffer) is ReplayBuffer and not any(map(callable, vars(buffer).values()))
-        if is_plain and env is None and not buffer.optimize_memory_usage:
+        if is_plain(buffer, env):
             yield draw_rows(buffer, part, size), part
             continue
         batches = [buffer.sample(size, env=env) for _ in range(part)]
         columns: Any = [[getattr(x, name, None) for x in batches] for name in ReplayBufferSamples._fields]
         yield ReplayBufferSamples._make(None if x[0] is None else torch.cat(x).numpy() for x in columns), part
-
-
-def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
-    """The same of a plain buffer, by its draws; nothing is copied but the samples."""
-    upper, draw = buffer.buffer_size if buffer.full else buffer.pos, np.random.randint
-    pairs = [(draw(0, upper, size=size), draw(0, high=buffer.n_envs, size=(size,))) for _ in range(count)]
-    rows = np.concatenate([steps * buffer.n_envs + envs for steps, envs in pairs])
-    flat = [x.reshape(-1, *x.shape[2:]) for x in (buffer.observations, buffer.actions, buffer.next_observations)]
-    flat += [x.reshape(-1, 1) for x in (buffer.dones, buffer.timeouts, buffer.rewards)]
-    observations, actions, following, dones, timeouts, rewards = (x.take(rows, axis=0) for x in flat)
-    return ReplayBufferSamples._make([observations, actions, following, dones * (1 - timeouts), rewards, None])
 
 
 @torch.no_grad()

@@ -1,8 +1,10 @@
 """Stable-Baselines3: minibatches of a replay buffer, drawn by its own random numbers, copied to the device at once."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -12,6 +14,7 @@ from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.capture import is_input
 
 # isort: split
+from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 COPIED_BYTES = 2**26
@@ -81,11 +84,12 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
             samples = buffer.sample(size, env=env)
             yield None, [pick_inputs(samples) if packs else samples]
         return
+    draw = partial(draw_plain, buffer, size) if is_plain(buffer, env) else partial(draw_on_host, buffer, size, env)
     while count:
-        first = draw_on_host(buffer, size, env)
+        first = draw()
         form = find_form(first)
         more = min(count - 1, COPIED_BYTES // form.num_bytes)
-        batches = [first, *(draw_on_host(buffer, size, env) for _ in range(more))]
+        batches = [first, *(draw() for _ in range(more))]
         count -= len(batches)
         yield form, list(pack_minibatches(batches, form, algorithm.device))
 
@@ -104,3 +108,25 @@ def draw_on_host(buffer: Any, size: int, env: Any) -> Any:
         return buffer.sample(size, env=env)
     finally:
         buffer.device = device
+
+
+def is_plain(buffer: Any, env: Any) -> bool:
+    """Whether `draw_rows` draws what the buffer does."""
+    is_stock = type(buffer) is ReplayBuffer and not any(map(callable, vars(buffer).values()))
+    return is_stock and env is None and not buffer.optimize_memory_usage
+
+
+def draw_plain(buffer: Any, size: int) -> Any:
+    """A minibatch of a plain buffer, in host memory."""
+    return ReplayBufferSamples._make(x if x is None else torch.from_numpy(x) for x in draw_rows(buffer, 1, size))
+
+
+def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
+    """Arrays of some minibatches of a plain buffer, by its draws, one behind the other; samples alone are copied."""
+    upper, draw = buffer.buffer_size if buffer.full else buffer.pos, np.random.randint
+    pairs = [(draw(0, upper, size=size), draw(0, high=buffer.n_envs, size=(size,))) for _ in range(count)]
+    rows = np.concatenate([steps * buffer.n_envs + envs for steps, envs in pairs])
+    flat = [x.reshape(-1, *x.shape[2:]) for x in (buffer.observations, buffer.actions, buffer.next_observations)]
+    flat += [x.reshape(-1, 1) for x in (buffer.dones, buffer.timeouts, buffer.rewards)]
+    observations, actions, following, dones, timeouts, rewards = (x.take(rows, axis=0) for x in flat)
+    return ReplayBufferSamples._make([observations, actions, following, dones * (1 - timeouts), rewards, None])

@@ -169,7 +169,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _list_modules(self) -> list[nn.Module]:
         """The networks that a callback has put in the place of the policy's, too."""
-        networks, inside = (getattr(self, name, None) for name in NETWORKS), [*self.policy.children()]
+        own, inside = vars(self), self.policy._modules.values()
+        networks = [own[name] for name in NETWORKS if name in own]
         return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and x not in inside)]
 
     def _choose_parts(self, index: int) -> tuple[Any, ...]:
@@ -244,16 +245,18 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _log_history(self, history: dict[str, list[float]]) -> None:
         """Log what the stock algorithm logs of an update."""
-        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        logger = self.logger
+        logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         for name in sorted(history, key=lambda x: [*LOGGED_FIRST, x].index(x)):
-            self.logger.record(f"train/{name}", np.mean(history[name]))
+            values = history[name]
+            logger.record(f"train/{name}", np.mean(values) if len(values) > 1 else np.float64(*values))
 
     # -- acting --------------------------------------------------------------------------------------------------------
 
     def _list_actors(self) -> list[nn.Module]:
         """The one of the networks that `_predict` calls, without the critics."""
-        actors = [getattr(self.policy, name, None) for name in ACTORS]
-        chosen = [x for x in actors if isinstance(x, nn.Module)]
+        inside = self.policy._modules
+        chosen = [x for x in map(inside.get, ACTORS) if x is not None]
         return [self.policy] if find_override(self.policy, ["_predict"], PACKAGES) else chosen
 
     @property

@@ -29,21 +29,25 @@ def with_check(update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(update)
     def compare(self: Any, *args: Any, **kwargs: Any) -> Any:
-        number, count = COUNTS.get(self, 0) + 1, os.environ.get("RL_TRITON_CHECK") or "0"
-        if not count.isdecimal():
-            raise ValueError(f"RL_TRITON_CHECK: got {count!r}, expected a number of updates")
-        if number > int(count):
+        if not is_asked_for(self):
             return update(self, *args, **kwargs)
         owner = next(x for x in type(self).__mro__ if vars(x).get(update.__name__) is compare)
         state = State(self)
         wanted = state.read(getattr(super(owner, self), update.__name__)(*args, **kwargs))
         state.put_back()
         results = update(self, *args, **kwargs)
-        say(f"RL_TRITON_CHECK: {type(self).__name__}.{update.__name__} {number}: {state.compare(results, wanted)}")
-        COUNTS[self] = number
+        state.compare(update.__name__, results, wanted)
         return results
 
     return compare
+
+
+def is_asked_for(algorithm: Any) -> bool:
+    """Whether its next update is to be compared."""
+    count = os.environ.get("RL_TRITON_CHECK") or "0"
+    if not count.isdecimal():
+        raise ValueError(f"RL_TRITON_CHECK: got {count!r}, expected a number of updates")
+    return COUNTS.get(algorithm, 0) < int(count)
 
 
 class State:
@@ -51,10 +55,11 @@ class State:
 
     Args:
         algorithm: Whose update it is.
+        *parts: Modules and optimizers that it holds elsewhere than in its attributes.
     """
 
-    def __init__(self, algorithm: Any) -> None:
-        held = [algorithm, *vars(algorithm).values()]
+    def __init__(self, algorithm: Any, *parts: Any) -> None:
+        self.algorithm, held = algorithm, [algorithm, *vars(algorithm).values(), *parts]
         modules = [y for x in held if isinstance(x, nn.Module) for y in x.modules()]
         tensors = [y for x in modules for y in (*x._parameters.values(), *x._buffers.values())]
         self.tensors = [*{id(x): x for x in (*tensors, *held) if isinstance(x, Tensor)}.values()]
@@ -94,8 +99,9 @@ class State:
         named = [*(pair for x in (*found, returned or {}) for pair in x.items())]
         return [x.detach().clone() for x in self.tensors], {k: x for k, x in named if isinstance(x, int | float)}
 
-    def compare(self, returned: Any, wanted: tuple[list[Tensor], dict[str, Any]]) -> str:
-        """Say by how much tensors, and numbers that the framework's update has changed, are others."""
+    def compare(self, name: str, returned: Any, wanted: tuple[list[Tensor], dict[str, Any]]) -> None:
+        """Say by how much tensors, and numbers that the framework's update has changed, are others after ours."""
+        number = COUNTS[self.algorithm] = COUNTS.get(self.algorithm, 0) + 1
         tensors, numbers = self.read(returned)
         far, off = (
             max(float((x.double() - y.double()).abs().max()) for x, y in zip(pair, wanted[0], strict=True))
@@ -103,6 +109,5 @@ class State:
         )
         logged = {k: abs(numbers.get(k, np.nan) - x) for k, x in wanted[1].items() if x != self.numbers.get(k)}
         logs = ", ".join(f"{k} {x:.2g}" for k, x in logged.items() if x)
-        return (
-            f"parameters moved by {far:.2g} and differ by {off:.2g} from the framework's; of numbers, {logs or 'none'}"
-        )
+        moved = f"parameters moved by {far:.2g} and differ by {off:.2g} from the framework's"
+        say(f"RL_TRITON_CHECK: {type(self.algorithm).__name__}.{name} {number}: {moved}; of numbers, {logs or 'none'}")

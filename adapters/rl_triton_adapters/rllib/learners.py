@@ -130,7 +130,7 @@ class TritonLearner(TorchLearner):
     def _create_iterator_if_necessary(self, **kwargs: Any) -> Any:
         iterator = super()._create_iterator_if_necessary(**kwargs)
         self.log_description()  # not in `build`, since a class in front of this one may still change the pipeline
-        yield from self.triton_update.iterate(iterator)
+        yield from self.triton_update.iterate(iterator, super()._update)
         self.metrics.log_value(METRIC, float(self._used_estimator), window=1)
 
     def _update(self, batch: dict[str, Any]) -> Any:

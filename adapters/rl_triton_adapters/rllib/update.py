@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy, deepcopy
 from functools import lru_cache, partial
 from operator import itemgetter
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from rl_triton_adapters.common.check import State, is_asked_for
 from rl_triton_adapters.common.optimizers import clip_by_norm, fuse_optimizer, release_optimizer
 from rl_triton_adapters.common.overrides import describe_own, find_own, list_modules, list_stock, reach
 from rl_triton_adapters.common.update import CapturedUpdate, find_reason
@@ -151,12 +153,13 @@ class Update:
         is_asked = self.learner._device.type == "cpu" and reason not in (self.captured.stock, self.captured.obstacle)
         return f"{what}; {self.captured.describe('those of RLlib')}" + f"; not compiled: {reason}" * is_asked
 
-    def iterate(self, iterator: Any) -> Iterator[Any]:
+    def iterate(self, iterator: Any, make_stock_step: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
         learner = self.learner
         if not self.is_wanted or (self.find_step(again=True) and self.replaced):
             yield from iterator
             return
+        compare = self.check(iterator, make_stock_step) if is_asked_for(learner) and not self.captured.stock else None
         self.last_batch, is_sliced = {}, can_slice_minibatches(iterator)
         compiled, _ = self.find_compiled(iterator._batch.policy_batches if is_sliced else None)
         updates = compiled if is_sliced else {}
@@ -176,6 +179,23 @@ class Update:
         if (updates or self.captured.is_captured) and self.num_not_finite.item():
             logger.warning("gradients of %d minibatches were not finite", self.num_not_finite.item())
             self.num_not_finite.zero_()
+        if compare is not None:
+            compare()
+
+    def check(self, iterator: Any, make_stock_step: Callable[[dict[str, Any]], Any]) -> Callable[[], None]:
+        """Make RLlib's steps with these minibatches, and take them back; what says, after ours, how far these are."""
+        learner, kept = self.learner, (self.is_wanted, self.loss)
+        state = State(learner, *(x for _, x in learner.module.items()), *learner._named_optimizers.values())
+        try:
+            learner.metrics, learner._flags = copy(learner.metrics), learner._flags._replace(rl_triton=False)
+            learner.metrics.stats, self.is_wanted, self.loss = deepcopy(learner.metrics.stats), False, None
+            for batch in deepcopy(iterator):
+                make_stock_step(batch.policy_batches)
+            wanted = state.read(None)
+        finally:
+            state.put_back()
+            self.is_wanted, self.loss = kept
+        return lambda: state.compare("update", None, wanted)
 
     @contextmanager
     def putting_back(self) -> Iterator[None]:

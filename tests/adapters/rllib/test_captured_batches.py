@@ -1,5 +1,6 @@
 """Captured updates of IMPALA and APPO, with a graph for each shape of a batch: RLlib's weights and metrics."""
 
+import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -26,6 +27,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import running_ray, small, train_algorithm
 from test_appo import make_config as make_appo
+from test_updates import make_config
 from updates import (
     POLICY,
     SPACES,
@@ -270,3 +272,17 @@ def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monk
         updates, sizes = found["ours", "updates"], found["ours", "sizes"]
         assert 1 < sizes <= 32
         assert round(found["ours", "replayed"] / 100 * updates) == updates - sizes
+
+
+@pytest.mark.parametrize("make", [make_config, make_appo])
+@pytest.mark.parametrize("captures", [False, True])
+def test_updates_are_compared_and_training_is_the_same(captures, make, monkeypatch, capsys):
+    config = enable_triton(make("categorical"))
+    if captures:
+        allow_captures(monkeypatch)
+    plain = update_learner(config, "categorical", 3)
+    monkeypatch.setenv("RL_TRITON_CHECK", "2")
+    assert_same_updates(plain, update_learner(config, "categorical", 3), rtol=0, atol=0)
+    lines = re.findall(r"update (\d): parameters moved by (\S+) and differ by (\S+)", capsys.readouterr().out)
+    assert [number for number, *_ in lines] == ["1", "2"]
+    assert all(float(far) > 0 and float(off) < 1e-3 * float(far) for _, far, off in lines)

@@ -61,7 +61,6 @@ BENCHMARKS = {
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
     "multi_gpu": Benchmark("multi_gpu", ("tqdm",)),
-    "varying_batches": Benchmark("varying_batches", RAY),
     "learning": Benchmark("learning", ("stable_baselines3",)),
     "same_learning": Benchmark("learning", ("stable_baselines3", "sb3_contrib"), "sb3"),
     "same_learning_rllib": Benchmark("learning", RAY, "rllib"),

@@ -172,9 +172,9 @@ def name_place(machine: str, result: Result) -> str:
     return f"{result.system['cpu_count']} cores of " * (machine == "cpu") + f"an {name_processor(machine, result)}"
 
 
-def write_benchmark(name: str, make: Callable[[Sequence[Row]], str], machines: Sequence[str] = ()) -> str:
-    """The machine, and a table, of every result file of a benchmark, or of some."""
-    found = [x for x in read_machines(name).items() if not machines or x[0] in machines]
+def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
+    """The machine, and a table, of every result file of a benchmark."""
+    found = read_machines(name).items()
     return join_parts(part for x in found for part in (describe_machine(*x), fold(make(x[1].rows))))
 
 
@@ -330,13 +330,6 @@ def write_robotics(package: str) -> str:
     )
 
 
-def list_cpu_training(rows: Sequence[Row]) -> str:
-    """Whole iterations and updates of Stable-Baselines3, without and with all that is replaced."""
-    last = load_loop("sb3").MORE[-1]
-    columns = [(last, "speed-up"), *((arm, part) for part in ("iteration", "update") for arm in ("stock", last))]
-    return list_rows(describe_settings(rows), columns)
-
-
 def list_learning(rows: Sequence[Row]) -> str:
     """Whether both arms learn the same, and when they reach the target: without the points of the curves."""
     return list_arms([row for row in rows if "steps" not in row.read_setting()])
@@ -484,7 +477,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
-    "varying_batches": partial(write_benchmark, "varying_batches", list_arms),
     "learning": partial(write_benchmark, "learning", list_learning),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
     **{name: partial(write_loop, name) for name in LOOPS},
@@ -494,7 +486,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "on_device": partial(list_expected, ON_DEVICE),
     "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
-    "cpu_training": partial(write_benchmark, "sb3", list_cpu_training, ["cpu"]),
     "shares": list_shares,
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,

@@ -1,14 +1,11 @@
-"""The advantage step and the update of RSL-RL, RL-Games and skrl against ours; advantages agree before.
-
-Of variants, and in several processes, the update alone.
-"""
+"""Whole updates of RSL-RL, RL-Games and skrl against ours, of the same rollout."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -27,17 +24,15 @@ from gpu_envs import ENVIRONMENTS
 from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
 from skrl import config as skrl_config
-from skrl.agents.torch.ppo import ppo as stock_skrl
 from skrl.utils.runner.torch import Runner as SkrlRunner
 
 from benchmarks import harness
 from benchmarks.results import Row
 from rl_triton_adapters.common.update import release_graphs
 from rl_triton_adapters.rl_games import register_agents
-from rl_triton_adapters.skrl import TritonRunner, estimate_advantages
+from rl_triton_adapters.skrl import TritonRunner
 
-Times = dict[str, dict[str, list[list[float]]]]
-"""Of a step's arms."""
+Times = dict[str, list[list[float]]]
 PLAIN, BF16, TF32, LSTM, SYMMETRY, RND = "", "bf16", "tf32", "lstm", "symmetry", "random network distillation"
 
 
@@ -52,46 +47,35 @@ class Setting(NamedTuple):
 
 
 NAMES = ("rsl_rl", "rl_games", "skrl")
-ALL = [Setting(name, *shape) for shape in ((24, 4096), (16, 8192), (4096, 16)) for name in NAMES]
-UPDATED = (24, 4)
-"""Steps of the rollouts with which an update is measured too."""
+ALL = [Setting(name, 24, 4096) for name in NAMES]
 VARIANTS = [
     *(ALL[0]._replace(variant=variant) for variant in (BF16, LSTM, SYMMETRY, RND)),
     *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM)),
     ALL[2]._replace(variant=BF16),
     *(x._replace(variant=TF32) for x in (ALL[0], ALL[2])),
-    *(x._replace(processes=2) for x in ALL[:3] if torch.cuda.device_count() > 1),
+    *(x._replace(processes=2) for x in ALL if torch.cuda.device_count() > 1),
 ]
-QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL[:3], *VARIANTS) if x.variant not in (BF16, TF32)]
+QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL, *VARIANTS) if x.variant not in (BF16, TF32)]
 SETTINGS = {"cpu": ALL, "cuda": [*ALL, *VARIANTS], "quick": QUICK}
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]
 """Of an update, as in Isaac Lab's configurations."""
-TURNS, CALLS = 5, 4
+TURNS = 5
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
-    """A package's own code and ours in turn; of an update, which takes long, one call per turn."""
-    run = time_steps if setting.processes == 1 else partial(harness.run_in_group, time_share, setting.processes)
-    times = run(options.device, setting)
-    for step, found in times.items():
-        yield from harness.list_times(found, unit="ms", step=step)
+    """A package's own code and ours in turn."""
+    run = time_updates if setting.processes == 1 else partial(harness.run_in_group, time_share, setting.processes)
+    return harness.list_times(run(options.device, setting), unit="ms", step="update")
 
 
-def time_steps(device: str, setting: Setting) -> Times:
-    """The times of both arms, once their advantages agree. RL-Games always allows TF32 in matrix products."""
+def time_updates(device: str, setting: Setting) -> Times:
+    """The times of both arms. RL-Games always allows TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
-    times = {}
-    for step, make_call in PACKAGES[setting.package].items():
-        is_update = step == "update"
-        if not (setting.num_steps in UPDATED if is_update else (setting.variant, setting.processes) == (PLAIN, 1)):
-            continue
-        with redirect_stdout(StringIO()):
-            arms = {name: make_call(provider, setting, device) for name, provider in PROVIDERS.items()}
-        want, _, got = arms["stock"](), arms["ours"](), arms["ours"]()
-        if not is_update:
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
-        times[step] = harness.time_in_turns(arms, device, turns=TURNS, burst=1 if is_update else CALLS, warm_up=False)
-    return times
+    with redirect_stdout(StringIO()):
+        arms = {name: UPDATES[setting.package](provider, setting, device) for name, provider in PROVIDERS.items()}
+    for name in ("stock", "ours", "ours"):
+        arms[name]()
+    return harness.time_in_turns(arms, device, turns=TURNS, burst=1, warm_up=False)
 
 
 def time_share(device: str, setting: Setting) -> Times:
@@ -99,7 +83,7 @@ def time_share(device: str, setting: Setting) -> Times:
     OnPolicyRunner._configure_multi_gpu = join_group
     about = {"_rank": distributed.get_rank(), "_world_size": setting.processes}
     vars(skrl_config.torch).update(_is_distributed=True, _device=device, **about)
-    times = time_steps(device, setting)
+    times = time_updates(device, setting)
     release_graphs()
     return times
 
@@ -114,33 +98,13 @@ def join_group(runner: OnPolicyRunner) -> None:
     runner.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": size}
 
 
-def make_rsl_rl_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
-    """`compute_returns` with a critic of eight units, which it evaluates first."""
-    algorithm, observations = make_rsl_rl_algorithm(provider, setting, device, [8])
-
-    @torch.inference_mode()
-    def compute_advantages() -> Tensor:
-        algorithm.compute_returns(observations)
-        return algorithm.storage.advantages
-
-    return compute_advantages
-
-
 def make_rsl_rl_update(provider: str, setting: Setting, device: str) -> harness.Call:
-    """`update` with RSL-RL's networks."""
-    algorithm, observations = make_rsl_rl_algorithm(provider, setting, device, HIDDEN)
-    with torch.inference_mode():
-        algorithm.compute_returns(observations)
-    return algorithm.update
-
-
-def make_rsl_rl_algorithm(provider: str, setting: Setting, device: str, hidden_dims: list[int]) -> tuple[Any, Any]:
-    """An algorithm with a rollout, and the observations after it."""
+    """`update` of an algorithm with a rollout."""
     args = ppo_rsl_rl.parse_arguments(list_arguments(setting, device, advantages=provider))
     config = ppo_rsl_rl.make_config(args)
     config["obs_groups"]["rnd_state"] = ["state"]
     for network in ("actor", "critic"):
-        config[network] |= {"hidden_dims": hidden_dims, "activation": "elu"}
+        config[network] |= {"hidden_dims": HIDDEN, "activation": "elu"}
         config[network] |= {"class_name": "RNNModel"} if setting.variant == LSTM else {}
     config["algorithm"] |= RSL_RL.get(setting.variant, {})
     torch.manual_seed(0)
@@ -151,7 +115,8 @@ def make_rsl_rl_algorithm(provider: str, setting: Setting, device: str, hidden_d
         for _ in range(args.num_steps):
             observations, *outcome = env.step(alg.act(env.get_observations()))
             alg.process_env_step(observations, *outcome)
-    return alg, observations
+        alg.compute_returns(observations)
+    return alg.update
 
 
 def mirror(env: Any, obs: Any, actions: Tensor | None) -> tuple[Any, Tensor | None]:
@@ -171,14 +136,6 @@ RSL_RL: dict[str, dict[str, Any]] = {
 
 
 # --- RL-Games ---------------------------------------------------------------------------------------------------------
-
-
-def make_rl_games_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
-    """`discount_values` of an agent."""
-    agent = make_rl_games_agent(provider, setting, device)
-    rewards, values, last_values, flags_ended = draw_rollout(setting, device)
-    ended = flags_ended.float().squeeze(-1)
-    return lambda: agent.discount_values(ended[-1], last_values, ended[:-1], values, rewards)
 
 
 def make_rl_games_update(provider: str, setting: Setting, device: str) -> harness.Call:
@@ -216,14 +173,6 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
 
 
 # --- skrl -------------------------------------------------------------------------------------------------------------
-
-
-def make_skrl_advantages(provider: str, setting: Setting, device: str) -> harness.Call:
-    """The function that an agent's update calls."""
-    rewards, values, last_values, ended = draw_rollout(setting, device)
-    function = estimate_advantages if provider == "triton" else stock_skrl.compute_gae
-    flags = {"terminated": ended[1:], "truncated": ended[:-1] & ~ended[1:], "time_limit_bootstrap": True}
-    return lambda: function(rewards=rewards, values=values, last_values=last_values, **flags)[1]
 
 
 def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Call:
@@ -273,18 +222,6 @@ def list_arguments(setting: Setting, device: str, **more: Any) -> list[str]:
     return [str(x) for name, value in flags.items() for x in (f"--{name.replace('_', '-')}", value)]
 
 
-def draw_rollout(setting: Setting, device: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Rewards, values, last values, and whether an episode ended at each of the steps and before the first."""
-    generator, (num_steps, num_envs) = torch.Generator(device).manual_seed(0), setting[1:3]
-    rewards, values = torch.randn(2, num_steps, num_envs, 1, generator=generator, device=device)
-    ended = torch.rand(num_steps + 1, num_envs, 1, generator=generator, device=device) < 0.01
-    return rewards, values, torch.randn(num_envs, 1, generator=generator, device=device), ended
-
-
-PACKAGES: dict[str, dict[str, Callable[[str, Setting, str], harness.Call]]] = {
-    "rsl_rl": {"advantages": make_rsl_rl_advantages, "update": make_rsl_rl_update},
-    "rl_games": {"advantages": make_rl_games_advantages, "update": make_rl_games_update},
-    "skrl": {"advantages": make_skrl_advantages, "update": make_skrl_update},
-}
+UPDATES = {"rsl_rl": make_rsl_rl_update, "rl_games": make_rl_games_update, "skrl": make_skrl_update}
 PROVIDERS = {"stock": "stock", "ours": "triton"}
 """What examples call the arms."""

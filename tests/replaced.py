@@ -1,9 +1,11 @@
 """What a framework's own update runs, and agents in which a part of it is another one: a function, a number."""
 
 import inspect
+import os
 import sys
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
+from itertools import islice
 from operator import attrgetter
 from unittest import mock
 
@@ -13,6 +15,7 @@ from torch.distributions.utils import lazy_property
 
 from rl_triton_core.capture import list_functions
 
+ALL = os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
 PYTORCH = ("torch.distributions.", "torch.nn.", "torch.optim.")
 
 
@@ -72,6 +75,34 @@ def list_changes(ran, agents, list_things):
         if mine and inspect.isfunction(vars(owner)[name]) and not owner.__module__.startswith("torch."):
             yield f"own {owner.__name__}.{name}", partial(change_all, mine, overridden, name)
     yield "numbers", partial(change_all, things, numbered)
+
+
+def update_with_changes(packages, agents, update, list_things, list_tensors, compare, without=(), part=(0, 1)):
+    """With each change, updates from the same state come to the same: by change, how ours then says that it updates.
+
+    Args:
+        packages: Whose functions are changed, and PyTorch's.
+        agents: The framework's own, and ours.
+        update: Makes one of an agent.
+        list_things: As `list_changes` takes it.
+        list_tensors: Those of an agent that an update changes.
+        compare: Raises unless ours is as the framework's.
+        without: Names of functions that stay.
+        part: Unless all combinations are asked for, which one of how many parts of the changes is made.
+    """
+    stock, ours = agents
+    start, hows = [x.clone() for x in list_tensors(stock)], {}
+    ran = {place: owners for place, owners in list_run(packages, update, stock).items() if place[1] not in without}
+    assert len(ran) > 15
+    first, step = (0, 1) if ALL else part
+    for name, change in islice(list_changes(ran, agents, list_things), first, None, step):
+        for agent in agents:
+            copy_state(start, list_tensors(agent))
+        with change():
+            hows[name] = ours.describe()
+            update(stock), update(ours)
+            compare(ours, stock)
+    return hows
 
 
 @contextmanager

@@ -4,7 +4,7 @@ import pytest
 import torch
 from overrides import derive
 from recorded_graphs import allow_captures
-from replaced import copy_state, list_changes, list_run, list_state
+from replaced import list_state, update_with_changes
 from toyrl import Agent
 from toyrl_adapter import TritonAgent
 
@@ -41,22 +41,14 @@ def test_updates_are_captured_and_those_of_the_framework(env, monkeypatch):
 def test_every_function_of_an_update(monkeypatch):
     """Where it is another one, the agent learns as the framework's own does with it."""
     allow_captures(monkeypatch)
-    agents, hows = (Agent("CartPole-v1"), TritonAgent("CartPole-v1")), {}
+    agents = Agent("CartPole-v1"), TritonAgent("CartPole-v1")
     for agent in agents:
         torch.manual_seed(2)
         agent.learn(1)
     agents[1]._rl_triton.max_graphs = 1000
-    start = [x.clone() for x in list_tensors(agents[0])]
-    ran = list_run(["toyrl"], update, agents[0])
-    assert len(ran) > 15
-    for name, change in list_changes(ran, agents, lambda agent: [agent, *agent.policy.modules()]):
-        for agent in agents:
-            copy_state(start, list_tensors(agent))
-        with change():
-            for agent in agents:
-                update(agent)
-            hows[name] = agents[1].describe()
-            assert_same(*reversed(agents))
+    hows = update_with_changes(
+        ["toyrl"], agents, update, lambda agent: [agent, *agent.policy.modules()], list_tensors, assert_same
+    )
     assert (
         "compute_loss is replaced" in hows["Agent.compute_loss"]
         and "own compute_loss" in hows["own Agent.compute_loss"]

@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,10 @@ def test_regimes(monkeypatch):
     rows = list(regimes.measure(workload, QUICK))
     found = {row.setting.removeprefix("regime=") for row in rows}
     assert {"annealed numbers", "packed rows of changing lengths", "3 shapes"} < found and len(found) == 8
+    kernels = count()
+    monkeypatch.setattr(regimes, "count_kernels", lambda device: next(kernels))
+    (*_, compiling) = rows = list(regimes.time_inputs(workload, [regimes.draw_inputs(workload, "cpu")], "cpu"))
+    assert [row.median is None for row in rows] == [True, True, False, False] and compiling.median == 1
     monkeypatch.setattr(regimes, "make_call", lambda workload, inputs, change: lambda: torch.rand(3))
     with pytest.raises(AssertionError):
         regimes.check_results(workload, regimes.draw_inputs(workload, "cpu"), {})

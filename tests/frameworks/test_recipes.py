@@ -1,4 +1,4 @@
-"""The blocks of docs/recipes.md against the source of the frameworks, as it is installed.
+"""The blocks of docs/recipes.md, and for older versions of RSL-RL, against the frameworks' source, as it is installed.
 
 None of the four can be imported whole without much that a test does not need. What the blocks touch is taken from the
 installed files; RLinf's registry is imported.
@@ -26,17 +26,17 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def read_block(section):
-    """The Python code of a section of the page."""
-    text = (ROOT / "docs" / "recipes.md").read_text()
+def read_block(section, page="recipes.md"):
+    """The Python code of a section of a page."""
+    text = (ROOT / "docs" / page).read_text()
     (block,) = re.findall(rf"^## {section}\n.*?```python\n(.*?)```", text, re.DOTALL | re.MULTILINE)
     assert block.count("```") == 0
     return block
 
 
-def run_block(section):
+def run_block(section, page="recipes.md"):
     names = {"__name__": "__main__"}  # as in a script of the user's
-    exec(compile(read_block(section), f"docs/recipes.md, {section}", "exec"), names)
+    exec(compile(read_block(section, page), f"docs/{page}, {section}", "exec"), names)
     return names
 
 
@@ -349,3 +349,48 @@ def test_openrlhf(openrlhf, kind):
         rewards, values = (x.masked_fill(mask == 0, torch.nan) for x in (rewards, values))
         for got, wanted in zip(compute(openrlhf), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
+
+
+# -- RSL-RL 1 and 2 ----------------------------------------------------------------------------------------------------
+
+
+class LoopStorage:
+    """Storage with the loop that RSL-RL 1 has, for a newer RSL-RL."""
+
+    def compute_returns(self, last_values, gamma, lam):
+        advantage, next_values = 0, last_values
+        for step in reversed(range(len(self.rewards))):
+            going_on = 1.0 - self.dones[step].float()
+            delta = self.rewards[step] + going_on * gamma * next_values - self.values[step]
+            advantage = delta + going_on * gamma * lam * advantage
+            self.returns[step] = advantage + self.values[step]
+            next_values = self.values[step]
+        self.advantages = self.returns - self.values
+        self.advantages = (self.advantages - self.advantages.mean()) / (self.advantages.std() + 1e-8)
+
+
+def fill_storage(kind):
+    storage, generator = kind.__new__(kind), torch.Generator().manual_seed(0)
+    storage.rewards, storage.values = torch.randn(2, 24, 7, 1, generator=generator).unbind()
+    storage.dones = (torch.rand(24, 7, 1, generator=generator) < 0.1).byte()
+    storage.returns, storage.advantages = torch.zeros(2, 24, 7, 1).unbind()
+    storage.num_transitions_per_env = 24
+    return storage, torch.randn(7, 1, generator=generator)
+
+
+def test_rsl_rl(monkeypatch):
+    """Of RSL-RL 1 and 2, on their storage or on one of the same shape."""
+    storage_module = pytest.importorskip("rsl_rl.storage")
+    found = storage_module.RolloutStorage
+    kind = found if hasattr(found, "compute_returns") else LoopStorage
+    stock, last_values = fill_storage(kind)
+    stock.compute_returns(last_values, 0.98, 0.9)
+    monkeypatch.setattr(storage_module, "RolloutStorage", kind)
+    monkeypatch.setattr(kind, "compute_returns", kind.compute_returns)
+    run_block("Versions 1 and 2", "rsl_rl.md")
+    ours, last_values = fill_storage(kind)
+    assert kind.compute_returns.__code__.co_filename.startswith("docs/rsl_rl.md")
+    ours.compute_returns(last_values, 0.98, 0.9)
+    torch.testing.assert_close(ours.returns, stock.returns, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours.advantages, stock.advantages, rtol=1e-5, atol=1e-5)
+    assert ours.advantages.shape == stock.advantages.shape

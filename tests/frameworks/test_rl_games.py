@@ -173,6 +173,15 @@ def test_another_actor_loss_is_not_replaced(tmp_path):
     assert got[0].item() == want[0].item() and math.isfinite(got[0].item())
 
 
+@pytest.mark.parametrize("env", CLASSES)
+def test_switched_off_in_the_environment_it_is_stock(env, tmp_path, switched_off):
+    stock, ours = (make_agent(name, env, tmp_path) for name in ("stock", "triton"))
+    for agent in (stock, ours):
+        torch.manual_seed(1)
+        agent.train()
+    compare(ours, stock, rtol=0, atol=0)
+
+
 def test_the_switch_is_a_bool(tmp_path):
     with pytest.raises(TypeError, match="rl_triton: got str, expected a bool"):
         make_agent("triton", "pendulum", tmp_path, {"rl_triton": "no"})

@@ -220,6 +220,15 @@ def test_switched_off_it_is_stock():
     compare(ours, stock, rtol=0, atol=0)
 
 
+def test_switched_off_in_the_environment_it_is_stock(switched_off, recwarn):
+    stock, ours = (make_runner(name) for name in ("PPO", OURS))
+    assert train(ours, 2) == train(stock, 2)
+    compare(ours, stock, rtol=0, atol=0)
+    assert ours.alg.obstacle == "RL_TRITON=0 in the environment" and not [
+        x for x in recwarn if "TritonPPO" in str(x.message)
+    ]
+
+
 def test_the_switch_is_a_bool():
     with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
         make_runner(OURS, enabled="false")

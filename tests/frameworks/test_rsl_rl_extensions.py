@@ -1,16 +1,22 @@
-"""TritonPPO with recurrent models, random network distillation, symmetry and mixed precision against PPO of RSL-RL."""
+"""TritonPPO against PPO of RSL-RL: recurrent models, extensions, mixed precision, and users' own methods."""
 
+from collections import Counter
 from inspect import signature
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytest.importorskip("rsl_rl")
 from gpu_checks import GPU
-from overrides import override
+from overrides import alter, alter_call, override
 from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel
 from test_rsl_rl import OURS, RECURRENT, STEEP, compare, make_runner, train, use_graphs
+
+from rl_triton_adapters.rsl_rl import TritonPPO
 
 if "use_mixed_precision" not in signature(PPO).parameters:
     pytest.skip("this RSL-RL has no mixed precision, and extensions in its update", allow_module_level=True)
@@ -159,3 +165,152 @@ def test_what_is_not_served_updates_as_stock(change, reason):
     change(runner.alg)
     runner.alg.describe()
     assert runner.alg.obstacle.startswith(reason)
+
+
+# -- users' own methods ------------------------------------------------------------------------------------------
+
+
+def assert_same_training(change=lambda alg: None, classes=("PPO", TritonPPO), **network):
+    """Two iterations, before which something is changed in both algorithms; returns ours."""
+    runners = []
+    for class_name in classes:
+        runner = make_runner(class_name, network=network)
+        change(runner.alg)
+        train(runner, 2)
+        runners.append(runner)
+    compare(runners[1], runners[0], rtol=1e-4, atol=2e-6)
+    return runners[1].alg
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_hooks_before_a_call(everywhere):
+    """Of the actor, whose call is gone around; parts that are called have theirs anyway."""
+
+    def hook(module, inputs):
+        return ({name: alter(x) for name, x in inputs[0].items()},) if isinstance(module, MLPModel) else None
+
+    handles = []
+
+    def change(alg):
+        register = register_module_forward_pre_hook if everywhere else alg.actor.register_forward_pre_hook
+        handles.append(register(hook))
+        if len(handles) == 2 and everywhere:
+            handles.pop(0).remove()
+
+    assert_same_training(change)
+    handles[-1].remove()
+
+
+def test_hooks_after_a_call():
+    calls = Counter()
+
+    def change(alg):
+        alg.actor.register_forward_hook(lambda *_: calls.update([type(alg)]))
+
+    assert_same_training(change)
+    assert calls[PPO] == calls[TritonPPO] > 0
+
+
+def test_numbers_that_are_computed():
+    """In a class of the user's, perhaps anew for each minibatch."""
+
+    class Own(PPO):
+        entropy_coef = property(lambda self: 0.05, lambda *_: None)
+
+    alg = assert_same_training(classes=(Own, type("Ours", (TritonPPO, Own), {})))
+    assert alg.obstacle == "Ours computes entropy_coef"
+
+
+def test_names_of_users_are_free():
+    """In front of theirs we have names of RSL-RL's alone; what they call the same is theirs, with their arguments."""
+    front = TritonPPO.__mro__[: TritonPPO.__mro__.index(PPO)]
+    names = {name for x in front for name in vars(x) if not name.startswith("__")}
+    assert names == {"compute_returns", "process_env_step", "update"}
+    methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
+    own = type("Own", (PPO,), methods | {"describe": lambda self: "own"})
+    alg = make_runner(type("Ours", (TritonPPO, own), {})).alg
+    assert alg.describe() == "own"
+    for name in names:
+        assert getattr(alg, name)(1, 2, x=3) == ((1, 2), {"x": 3})
+
+
+class Around(nn.Module):
+    """A model around another one, of which all other attributes are."""
+
+    hidden: tuple[str, ...] = ()
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args, **kwargs):
+        return alter_call(self.model, *args, **kwargs)
+
+    def __getattr__(self, name):
+        own = name == "model" or name in self.hidden
+        return super().__getattr__(name) if own else getattr(self.model, name)
+
+
+class Narrow(Around):
+    """Without what `PPO` does not ask for."""
+
+    hidden = ("distribution",)
+
+
+class NoModule:
+    """The same of a class that is no module."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __call__(self, *args, **kwargs):
+        return alter_call(self.model, *args, **kwargs)
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+
+def replace(model):
+    """Another one, with other parameters."""
+    alg = make_runner("PPO", seed=3).alg
+    return alg.actor if model.distribution else alg.critic
+
+
+@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
+@pytest.mark.parametrize("name", ["actor", "critic"])
+@pytest.mark.parametrize("change", [Around, Narrow, NoModule, replace])
+def test_models_that_take_the_place_of_others(change, name, captured, monkeypatch):
+    """Between updates, around them or with an optimizer of their own; a graph of the former ones is given up."""
+    runners = [make_runner(class_name) for class_name in ("PPO", TritonPPO)]
+    if captured:
+        use_graphs(monkeypatch, runners[1])
+    for runner in runners:
+        train(runner, 1)
+        alg = runner.alg
+        setattr(alg, name, change(getattr(alg, name)))
+        if change is replace:
+            alg.optimizer = torch.optim.Adam([*alg.actor.parameters(), *alg.critic.parameters()], lr=1e-3)
+        train(runner, 2)
+    compare(*runners[::-1], rtol=1e-4, atol=2e-6)
+    update = runners[1].alg._rl_triton
+    assert update.stock == ("a model is no module of PyTorch" if change is NoModule else "")
+    assert update.step.graphs.captures == 1 if captured and not update.stock else update.step.reason
+
+
+@pytest.mark.parametrize("name", ["update", "compute_returns"])
+def test_algorithms_behind_ours(name):
+    """A class in front of RSL-RL's, and ours in front of that."""
+
+    class Own(PPO):
+        def update(self):
+            self.storage.advantages = 0.5 * self.storage.advantages
+            return super().update()
+
+        def compute_returns(self, obs):
+            super().compute_returns(obs)
+            self.storage.returns *= 0.5
+
+    delattr(Own, "compute_returns" if name == "update" else "update")
+    ours = type("Ours", (TritonPPO, Own), {})
+    alg = assert_same_training(classes=(Own, ours))
+    assert alg.obstacle.partition(" (")[0] == ("Own has its own update" if name == "update" else "")

@@ -155,6 +155,12 @@ def test_checkpoints_go_both_ways(before, after, tmp_path):
         torch.testing.assert_close(second.policy.state_dict()[name], x, rtol=0, atol=0)
 
 
+def test_switched_off_in_the_environment_it_is_stock(tmp_path, switched_off):
+    stock, ours = (train_agent(parse(name, tmp_path)) for name in ("stock", "triton"))
+    for name, x in ours.policy.state_dict().items():
+        torch.testing.assert_close(x, stock.policy.state_dict()[name], rtol=0, atol=0)
+
+
 def test_the_example_evaluates(tmp_path):
     args = parse("triton", tmp_path, "--env", "pendulum")
     assert evaluate_agent(train_agent(args), args).isfinite().all()

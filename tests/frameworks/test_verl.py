@@ -487,6 +487,20 @@ def test_a_loss_without_a_config_is_refused(function):
         function(REWARDS, REWARDS, REWARDS, MASK)
 
 
+def test_switched_off_in_the_environment_it_is_stock(switched_off, caplog):
+    """A policy loss that the command line asks for is verl's."""
+    before = {**core_algos.ADV_ESTIMATOR_REGISTRY}
+    adapter.install()
+    try:
+        assert before == core_algos.ADV_ESTIMATOR_REGISTRY
+        assert core_algos.get_policy_loss_fn("triton") is core_algos.get_policy_loss_fn("vanilla")
+        assert caplog.records[-1].message.endswith("computes with its own functions: RL_TRITON=0 in the environment")
+    finally:
+        adapter.uninstall()
+    assert "triton" not in core_algos.POLICY_LOSS_REGISTRY
+    assert core_algos.get_policy_loss_fn("vanilla") is core_algos.compute_policy_loss_vanilla
+
+
 # -- how it is loaded -------------------------------------------------------------------------------------------------
 
 REPORT = """

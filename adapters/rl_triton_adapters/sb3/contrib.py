@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import LSTM
 
 from rl_triton_adapters.common.optimizers import fused
-from rl_triton_adapters.common.overrides import find_override, has_hooks
+from rl_triton_adapters.common.overrides import find_override, find_replaced, has_hooks
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import describe_update
 from rl_triton_adapters.common.versions import explain_import
@@ -163,11 +163,11 @@ class TritonRecurrentPPO(RecurrentPPO):
         if find_off_switch() or not check_enabled(self.enabled):
             return find_off_switch() or "switched off"
         own = find_override(self.policy, ["_process_sequence"], PACKAGES)
-        lstms = [getattr(self.policy, name, None) for name in ("lstm_actor", "lstm_critic")]
-        is_plain = isinstance(self.policy, RecurrentActorCriticPolicy) and all(
-            x is None or (type(x) is LSTM and not has_hooks(x) and "forward" not in vars(x)) for x in lstms
-        )
-        return own or ("" if is_plain else f"{type(self.policy).__name__} has an LSTM of its own, or one with hooks")
+        lstms = [x for name in ("lstm_actor", "lstm_critic") if (x := getattr(self.policy, name, None)) is not None]
+        plain = [x for x in lstms if type(x) is LSTM and not has_hooks(x) and "forward" not in vars(x)]
+        if plain != lstms or not isinstance(self.policy, RecurrentActorCriticPolicy):
+            return own or f"{type(self.policy).__name__} has an LSTM of its own, or one with hooks"
+        return own or find_replaced([RecurrentActorCriticPolicy._process_sequence], lstms, PACKAGES)
 
     def train(self) -> None:
         """Update the policy, as RecurrentPPO does."""

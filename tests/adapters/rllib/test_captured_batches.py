@@ -4,7 +4,6 @@ import re
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
@@ -39,7 +38,6 @@ from updates import (
     update_learner,
 )
 
-from benchmarks import varying_batches
 from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
 
 LEARNERS = {
@@ -261,17 +259,6 @@ def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ra
     assert learner["reason"] == "" and 0 < learner["graphs"] <= 32, learner
     assert results[-1]["__all_modules__"]["rl_triton"] == 1
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())
-
-
-def test_a_training_replays_all_but_the_first_update_of_a_size(private_ray, monkeypatch):
-    allow_captures(monkeypatch)
-    for setting in varying_batches.SETTINGS["quick"]:
-        rows = varying_batches.measure(setting, SimpleNamespace(device="cpu", seconds=1))
-        found = {(row.arm, row.metric): row.median for row in rows}
-        assert found["stock", "replayed"] == 0 and found["stock", "updates"] > 0
-        updates, sizes = found["ours", "updates"], found["ours", "sizes"]
-        assert 1 < sizes <= 32
-        assert round(found["ours", "replayed"] / 100 * updates) == updates - sizes
 
 
 @pytest.mark.parametrize("make", [make_config, make_appo])

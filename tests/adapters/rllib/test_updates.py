@@ -6,7 +6,7 @@ Learners alone; test_rllib.py has whole algorithms, several learners, several mo
 import copy
 import re
 import types
-from functools import partial, wraps
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -17,15 +17,12 @@ pytest.importorskip("ray.rllib")
 
 import ray
 from ray.rllib.algorithms.ppo import PPOConfig
-from ray.rllib.algorithms.ppo.torch import ppo_torch_learner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.connectors.learner import general_advantage_estimation
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from ray.rllib.utils import torch_utils
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
 from recorded_graphs import allow_captures
@@ -166,58 +163,6 @@ def test_methods_that_ray_wraps_are_not_a_learner_s_own(make_own):
     learner = build_learner(enable_triton(make_config("gaussian").learners(learner_class=kind)))
     assert ("Own has its own compute_loss_for_module" in learner.describe()) == (make_own is own_loss)
     assert learner.describe().endswith("updates are compiled") == (make_own is own_metrics)
-
-
-@pytest.mark.parametrize("is_patched", [False, True])
-def test_a_loss_that_is_set_from_outside_counts(is_patched, monkeypatch):
-    """In RLlib's class, or on a learner whose updates were captured."""
-    allow_captures(monkeypatch)
-    config, found = make_config("gaussian"), []
-    loss = {kind: kind.compute_loss_for_module for kind in (PPOTorchLearner, TritonPPOTorchLearner)}
-
-    def compute_own(self, *, fwd_out, kind=PPOTorchLearner, **kwargs):
-        return loss[kind](self, fwd_out=fwd_out, **kwargs) + 0.1 * fwd_out["action_dist_inputs"].square().mean()
-
-    if is_patched:
-        monkeypatch.setattr(PPOTorchLearner, "compute_loss_for_module", wraps(loss[PPOTorchLearner])(compute_own))
-    for chosen in (config, enable_triton(config.copy())):
-        learner = build_learner(chosen)
-        update_learner(config, "gaussian", 1, learner)
-        if not is_patched:
-            learner.compute_loss_for_module = partial(compute_own, learner, kind=chosen.learner_class)
-        found.append(update_learner(config, "gaussian", 2, learner))
-    assert "compute_loss_for_module" in learner.describe()
-    assert_same_updates(*found)
-
-
-REPLACED = {
-    "explained_variance": ppo_torch_learner,
-    "clip_gradients": torch_utils,
-    "compute_value_targets": general_advantage_estimation,
-}
-
-
-@pytest.mark.parametrize("captured", [False, True])
-@pytest.mark.parametrize("name", REPLACED)
-def test_a_function_behind_a_method_of_rllib_that_is_replaced_counts(name, captured, monkeypatch):
-    """Each learner computes with it, and ours says so."""
-    if captured:
-        allow_captures(monkeypatch)
-    module, config = REPLACED[name], make_config("gaussian")
-    stock = getattr(module, name)
-
-    def compute_own(*args, **kwargs):
-        results = stock(*args, **kwargs)
-        if name == "clip_gradients":
-            for gradient in filter(torch.is_tensor, args[0].values()):
-                gradient.mul_(0.5)
-        return results if results is None else 2 * results
-
-    monkeypatch.setattr(module, name, compute_own)
-    found = [update_learner(config, "gaussian")]
-    learner = build_learner(enable_triton(config))
-    assert name in learner.describe() or (captured and name == "clip_gradients")
-    assert_same_updates(*found, update_learner(config, "gaussian", learner=learner))
 
 
 def test_a_minibatch_of_padding_alone_has_the_metrics_of_rllib():

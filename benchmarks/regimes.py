@@ -25,7 +25,7 @@ from benchmarks.harness import Call
 from benchmarks.results import Row, make_row
 from benchmarks.workloads import Inputs, Workload, draw_inputs, draw_sequences
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.variants import VARIANTS
+from rl_triton_core._internal.launch.kernels import VARIANTS
 from rl_triton_core.testing import assert_close
 
 ALL = combine_workloads([HEADLINE], ["gae", "vtrace", "retrace", "prefix_sum"])

@@ -11,7 +11,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import check_no_overlap, check_out_tensor
 from rl_triton_core._internal.backend import choose_backend, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.launch.recording import mark_numbers
+from rl_triton_core._internal.launch.launcher import mark_numbers
 from rl_triton_core._internal.moments import rule as rules
 from rl_triton_core._internal.moments.reference import normalize_values
 from rl_triton_core._internal.moments.rule import Exchange, Rule, Task

@@ -22,7 +22,7 @@ from rl_triton_core import capture, normalization
 from rl_triton_core._internal.arguments import validation
 from rl_triton_core._internal.backend import choose_backend
 from rl_triton_core._internal.capture.optimizers import name_unsupported
-from rl_triton_core._internal.launch import recording
+from rl_triton_core._internal.launch import launcher
 from rl_triton_core._internal.loss import solve as losses
 from rl_triton_core._internal.scan import problem as scans
 
@@ -168,7 +168,7 @@ class Recording(TorchDispatchMode):
             # As on a GPU, where values are looked at before a capture.
             stack.enter_context(mock.patch.object(validation, "can_read_values", lambda *_: False))
             # As inside a call that is being recorded: none takes the fast path.
-            stack.enter_context(mock.patch.multiple(recording.RECORDER, launches=[], outcome=None, is_busy=True))
+            stack.enter_context(mock.patch.multiple(launcher.RECORDER, launches=[], outcome=None, is_busy=True))
             stack.enter_context(self.streams.installed())
             stack.enter_context(self)
             yield

@@ -12,9 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rl_triton_core._internal.launch.kernels import FUSED
+from rl_triton_core._internal.launch.kernels import FUSED, Address
 from rl_triton_core._internal.launch.table import Launch
-from rl_triton_core._internal.launch.variants import Address
 from rl_triton_core._internal.scan.kernel.scan import scan
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.triton import build_launches

@@ -12,8 +12,8 @@ from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
 import rl_triton_core  # noqa: F401, it describes all estimators
-from rl_triton_core._internal.launch.table import TABLE, Launch, Limits
-from rl_triton_core._internal.launch.variants import MIDDLE, SHORT, Variants
+from rl_triton_core._internal.launch.kernels import Variants
+from rl_triton_core._internal.launch.table import MIDDLE, SHORT, TABLE, Launch, Limits
 from rl_triton_core._internal.scan import triton as backend
 from rl_triton_core._internal.scan.kernel.scan import scan
 from rl_triton_core._internal.scan.problem import Problem
@@ -241,7 +241,7 @@ def test_no_general_kernel_spills(order, variant, steps, number, monkeypatch):
     if number is not None:
         probs, values = torch.empty(2, *window.like.shape, number, device="meta")
         window = replace(window, next_values=Expectation(probs, values))
-    backend.find_general_launches(window, Variants(backend.choose_general_rows(window.layout)))
+    backend.find_general_launches(window, Variants())
     assert_no_spills(compiled)
 
 

@@ -13,7 +13,7 @@ from test_estimators_packed import make_packed_case
 
 from rl_triton_core import FinalValues, ScanState, compute_gae, losses, normalize_advantages
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.variants import VARIANTS
+from rl_triton_core._internal.launch.kernels import VARIANTS
 
 SHAPE, LENGTHS = (4, 7), (4, 0, 3, 6)
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)

@@ -14,7 +14,7 @@ from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core._internal.launch.fast_path import forget_plans
-from rl_triton_core._internal.launch.variants import VARIANTS
+from rl_triton_core._internal.launch.kernels import VARIANTS
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.gpu

@@ -21,11 +21,10 @@ import rl_triton_core as ours
 from rl_triton_core._internal import backend as backends
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.capture.step import is_wanted
-from rl_triton_core._internal.launch import fast_path, plan, recording
+from rl_triton_core._internal.launch import fast_path, plan
 from rl_triton_core._internal.launch import kernels as launch_kernels
 from rl_triton_core._internal.launch import launcher as triton_launcher
-from rl_triton_core._internal.launch import variants as triton_variants
-from rl_triton_core._internal.launch.recording import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
+from rl_triton_core._internal.launch.launcher import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
 
 pytestmark = pytest.mark.covering
 
@@ -51,7 +50,7 @@ def assert_same(got, want):
 
 def count_calls(name, monkeypatch):
     """A call of the backend's function for each that does not take the fast path. No shape was called before."""
-    triton_variants.VARIANTS.clear()
+    launch_kernels.VARIANTS.clear()
     calls, backend = [], backends.load_backend("triton")
     run = getattr(backend, name)
     counting = dataclasses.replace(backend, **{name: lambda *given: (calls.append(given), run(*given))})
@@ -353,7 +352,7 @@ def test_numbers_that_are_constants_are_recorded_when_they_come_again(on_cpu):
     def function(x, number: "float"):
         result = torch.empty_like(x)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, float(number), result))
-        recording.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
+        triton_launcher.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
         return result
 
     call = fast_path.with_fast_path(function)
@@ -492,7 +491,7 @@ def no_hooks(monkeypatch, no_device):
 def plan_of_kernel(kernel, given, grid=(1, 1)):
     """The plan of a call f(x) that launched a kernel with x and something else, and returned a new tensor."""
     x, new = torch.zeros(4), torch.zeros(4)
-    with recording.record_launches() as launches:
+    with triton_launcher.record_launches() as launches:
         triton_launcher.record_kernel(kernel, grid, (x, *given, new), None)
     return repeat_call((x,), launches, new)
 
@@ -637,10 +636,10 @@ def recording_function():
     launched = []
 
     def scale(x, gamma: "float" = 0.5, number=1, out=None):
-        (gamma,) = recording.mark_numbers([check.check_number("gamma", gamma, 0.0, 1.0)])
+        (gamma,) = triton_launcher.mark_numbers([check.check_number("gamma", gamma, 0.0, 1.0)])
         result = torch.empty_like(x) if out is None else out[0]
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, gamma, number, result))
-        recording.record_launch(RecordedLaunch(lambda: launch))
+        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
         launched.append("normal path")
         return result
 
@@ -757,7 +756,7 @@ def test_threads_record_apart(on_cpu):
         result = torch.empty_like(x)
         barrier.wait(10)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        recording.record_launch(RecordedLaunch(lambda: launch))
+        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
         barrier.wait(10)
         return result
 
@@ -778,7 +777,7 @@ def test_a_call_that_fails_while_recorded_leaves_nothing(on_cpu):
     function(torch.zeros(3))
     with pytest.raises(ValueError, match="gamma"):
         function(torch.zeros(3), 2.0)
-    assert recording.RECORDER.launches is None
+    assert triton_launcher.RECORDER.launches is None
     function(torch.zeros(3))
     assert function(torch.zeros(3)) is not None and len(launched) == 3
 
@@ -833,7 +832,7 @@ def test_an_error_is_no_first_call(on_cpu):
             raise ValueError("x: got nothing")
         result = torch.empty_like(x)
         launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        recording.record_launch(RecordedLaunch(lambda: launch))
+        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
         return result
 
     call = fast_path.with_fast_path(function)

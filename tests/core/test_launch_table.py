@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import rl_triton_core as ours
+from rl_triton_core._internal.launch.kernels import VARIANTS
 from rl_triton_core._internal.launch.table import TABLE, narrow_launch
-from rl_triton_core._internal.launch.variants import VARIANTS
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -28,8 +28,8 @@ def test_a_step_counts_inputs_results_and_flags(compute_returns, streams, flags,
     if reason := backend.unavailable(DEVICE):
         pytest.skip(reason)
     VARIANTS.clear()
-    found, find = [], backend.launch.find_launch
-    monkeypatch.setattr(backend.launch, "find_launch", lambda *size: found.append(size) or find(*size))
+    found, find = [], backend.table.find_launch
+    monkeypatch.setattr(backend.table, "find_launch", lambda *size: found.append(size) or find(*size))
     x, ended = torch.zeros(4, 8, device=DEVICE), torch.zeros(4, 8, device=DEVICE, dtype=flags)
     ours.compute_gae(x, x, ended, bootstrap_values=0.0, compute_returns=compute_returns, backend="triton")
     assert found[-1] == (8, 4, 4 * streams + flags.itemsize, "env-major")

@@ -12,6 +12,7 @@ import rl_triton_core as ours
 from rl_triton_core.testing import assert_close
 
 triton_backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
+from rl_triton_core._internal.launch import kernels  # noqa: E402
 from rl_triton_core._internal.launch import table as launches  # noqa: E402
 from rl_triton_core._internal.launch.table import TABLE, Launch, balance_segments, count_segments  # noqa: E402
 
@@ -51,7 +52,7 @@ def launch(request, monkeypatch):
         return row, balance_segments(-(-problem.shape[1] // row.steps), number)
 
     monkeypatch.setattr(triton_backend, "choose_launch", settings)
-    monkeypatch.setattr(triton_backend, "CALLS_BEFORE_OWN_KERNEL", 0)
+    monkeypatch.setattr(kernels, "CALLS_BEFORE_OWN_KERNEL", 0)
     monkeypatch.setattr(triton_backend, "VARIANTS", {})
     yield row
     assert asked
@@ -297,7 +298,7 @@ def test_there_is_a_row_for_every_window():
         for steps in (1, 2, 7, 8, 9, 33, 128, 500, 1 << 20):
             for lanes in (1, 3, 1024, 8191, 1 << 16):
                 for held in (4, 17, 120):
-                    row = triton_backend.launch.find_launch(steps, lanes, held, layout)
+                    row = triton_backend.table.find_launch(steps, lanes, held, layout)
                     assert row.block_lanes * row.chunks >= 32 * row.num_warps
 
 

@@ -12,7 +12,7 @@ from losses_cases import HEADS, call, leaves, make
 
 from rl_triton_core import fast_path_status
 from rl_triton_core._internal import backend as backends
-from rl_triton_core._internal.launch import fast_path, recording
+from rl_triton_core._internal.launch import fast_path, launcher
 from rl_triton_core._internal.loss import solve
 from rl_triton_core.losses import LogProbs, get_gradients, grpo_loss, ppo_loss
 
@@ -392,9 +392,9 @@ def test_launches_are_repeated(launched, head, masked, n):
 def test_numbers_in_host_memory_make_no_plan(launched):
     """They are read in every call, so that a launch that is repeated would have an old one."""
     read_elsewhere = importlib.import_module("rl_triton_core._internal.loss.triton").read_elsewhere
-    with recording.record_launches() as launches:
+    with launcher.record_launches() as launches:
         assert read_elsewhere(torch.tensor(2.0), torch.device("cuda")) == 2
-    with pytest.raises(recording.NoPlanError):
+    with pytest.raises(launcher.NoPlanError):
         launches[0].resolve()
 
 

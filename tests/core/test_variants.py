@@ -8,13 +8,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 import rl_triton_core as ours
-from rl_triton_core._internal.launch import recording
+from rl_triton_core._internal.launch import launcher
 
 backend = pytest.importorskip("rl_triton_core._internal.scan.triton", reason="Triton is not installed")
 from test_launches import DEVICE, check_function, draw_window  # noqa: E402
 
-from rl_triton_core._internal.launch import variants  # noqa: E402
-from rl_triton_core._internal.launch.table import Launch  # noqa: E402
+from rl_triton_core._internal.launch import kernels as variants  # noqa: E402
+from rl_triton_core._internal.launch import table  # noqa: E402
+from rl_triton_core._internal.launch.table import GeneralRows, Launch  # noqa: E402
 
 LAYOUTS = ("time-major", "env-major")
 """By the dimension of time."""
@@ -74,11 +75,11 @@ def compiled(monkeypatch):
 @pytest.fixture
 def only_general(monkeypatch):
     """No shape gets kernels of its own. Where kernels are interpreted they have small tiles."""
-    monkeypatch.setattr(backend, "MAX_FIRST_KERNELS", 0)
+    monkeypatch.setattr(variants, "MAX_FIRST_KERNELS", 0)
     if DEVICE == "cpu":
-        rows = variants.GeneralRows(*4 * (Launch(8, 4, 4, 1),))
-        monkeypatch.setattr(backend, "choose_general_rows", lambda layout: rows)
-    monkeypatch.setattr(backend, "CALLS_BEFORE_OWN_KERNEL", 1 << 30)
+        rows = GeneralRows(*4 * (Launch(8, 4, 4, 1),))
+        monkeypatch.setattr(table, "find_general_rows", lambda *_: rows)
+    monkeypatch.setattr(variants, "CALLS_BEFORE_OWN_KERNEL", 1 << 30)
 
 
 SHAPES = [(3, 5), (5, 33), (1, 40), (2, 1)]
@@ -123,7 +124,7 @@ def test_general_kernels_of_packed_rows(only_general, compiled):
 
 @pytest.mark.parametrize("time_dim", [0, 1])
 def test_general_kernels_of_rows_split_over_time(time_dim, only_general, compiled, monkeypatch):
-    monkeypatch.setattr(backend.launch, "count_segments", lambda steps, programs, row: 3)
+    monkeypatch.setattr(backend.table, "count_segments", lambda steps, programs, row: 3)
     monkeypatch.setattr(backend, "GENERAL_SEGMENTS", 32)
     real, flags = draw_window((2, 75), LAYOUTS[time_dim])
     check_function(ours.compute_gae, real(), real(), flags(0.01), bootstrap_values=0.5, time_dim=time_dim)
@@ -199,7 +200,7 @@ def test_the_first_shapes_have_kernels_of_their_own(compiled, no_launches):
 )
 def test_kernels_for_first_shapes_are_few(needed, admitted):
     """A shape whose time is split needs two. The first one gets what it needs."""
-    some = variants.Variants(variants.GeneralRows(*4 * (Launch(8, 4, 4, 1),)))
+    some = variants.Variants()
     assert [some.admit_first(number) for number in needed] == admitted
 
 
@@ -209,9 +210,9 @@ def test_a_shape_that_is_called_often_gets_a_kernel_of_its_own(compiled, no_laun
         call_gae(8, steps)
     compiled.clear()
     for number in range(1, 20):
-        with recording.record_launches():
+        with launcher.record_launches():
             call_gae(8, 32)
-            assert recording.RECORDER.is_postponed == (number < variants.CALLS_BEFORE_OWN_KERNEL)
+            assert launcher.RECORDER.is_postponed == (number < variants.CALLS_BEFORE_OWN_KERNEL)
     assert [given[-1].ONE_TILE for given in compiled] == [False, True]
 
 
@@ -219,7 +220,7 @@ def test_nothing_is_compiled_for_a_shape_while_a_graph_is_captured(compiled, no_
     for steps in (64, 128):
         call_gae(8, steps)
     compiled.clear()
-    monkeypatch.setattr(backend, "is_capturing", lambda like: True)
+    monkeypatch.setattr(variants, "is_capturing", lambda like: True)
     for _ in range(20):
         call_gae(8, 32)
     assert len(compiled) == 1
@@ -227,10 +228,9 @@ def test_nothing_is_compiled_for_a_shape_while_a_graph_is_captured(compiled, no_
 
 def test_where_there_is_no_room_the_universal_kernel_stands_in():
     rows = [Launch(1, 32, 4, 1), Launch(2, 16, 4, 1), Launch(4, 8, 4, 1), Launch(8, 4, 4, 1)]
-    some = variants.Variants(variants.GeneralRows(*rows))
+    some, universal = variants.Variants(), variants.GeneralSettings(rows[2])
     wanted = [variants.GeneralSettings(row, actions, 1 + actions % 2) for actions in range(9) for row in rows]
-    found = [some.find_general(settings, lambda settings: settings.num_kernels * (settings,))[0] for settings in wanted]
-    universal = variants.GeneralSettings(rows[2])
+    found = [some.find_general(x, universal, lambda chosen: chosen.num_kernels * (chosen,))[0] for x in wanted]
     assert sum(map(len, some.general.values())) <= variants.MAX_GENERAL_KERNELS
     assert all(x in (y, universal) for x, y in zip(found, wanted, strict=True))
     assert found.count(universal) < len(found)

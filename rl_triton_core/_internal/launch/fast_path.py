@@ -25,6 +25,13 @@ import torch
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import TRACED, computes_itself, is_number, is_transformed
+from rl_triton_core._internal.launch.launcher import (
+    RECORDER,
+    NoPlanError,
+    UnknownLauncherError,
+    collect_numbers,
+    record_launches,
+)
 from rl_triton_core._internal.launch.plan import (
     NORMAL_PATH,
     NOT_ALIKE,
@@ -33,13 +40,6 @@ from rl_triton_core._internal.launch.plan import (
     Runner,
     make_picker,
     make_tensor_guard,
-)
-from rl_triton_core._internal.launch.recording import (
-    RECORDER,
-    NoPlanError,
-    UnknownLauncherError,
-    collect_numbers,
-    record_launches,
 )
 
 P = ParamSpec("P")

@@ -1,4 +1,10 @@
-"""Launches of Triton kernels: through Triton the first time, of what that has compiled from then on."""
+"""Launches of Triton kernels: through Triton the first time, of what that has compiled from then on.
+
+Triton compiles a kernel for its constants, and for what it sees in the other arguments: that 16 divides an address or
+a number, that a number is 1. Over many shapes this would compile without end. So the first shapes of a form of scan
+get kernels of their own, and later each shape that was called often enough. All others share a few general kernels, in
+which sizes and strides are numbers like any others, but for strides of 1.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.launch.fast_path import is_switched_on
-from rl_triton_core._internal.launch.launcher import record_kernel
-from rl_triton_core._internal.launch.recording import unmark_numbers
+from rl_triton_core._internal.launch.launcher import postpone_recording, record_kernel, unmark_numbers
+from rl_triton_core._internal.launch.table import Launch
 
 
 class KernelCall(NamedTuple):
@@ -104,3 +110,124 @@ def describe_argument(x: Any) -> Any:
     if kind is int:
         return x == 1, x % 16 == 0, -(1 << 31) <= x < 1 << 31
     return x.dtype, x.data_ptr() % 16 == 0, x.untyped_storage().nbytes() < 1 << 31
+
+
+# --- which kernel a scan takes ----------------------------------------------------------------------------------------
+
+MAX_FIRST_KERNELS = 2
+"""How many kernels of their own the first shapes of a form get at once."""
+MAX_GENERAL_KERNELS = 5
+CALLS_BEFORE_OWN_KERNEL = 16
+"""From so many calls on, a shape gets a kernel of its own however many there are."""
+MAX_SHAPES = 4096
+"""Shapes of a form whose calls are counted or whose launches are kept."""
+
+
+class PreparedLaunch(NamedTuple):
+    """What the sizes of a problem decide of a launch."""
+
+    kernel: Any
+    """As Triton compiled it."""
+    grid: tuple[int, int]
+    constants: tuple[Any, ...]
+    """The arguments that are compiled into it."""
+    folds: tuple[int, ...] | None
+    """The shape of the memory between two launches, if there are two."""
+
+
+Launches = tuple[PreparedLaunch, ...]
+Prepare = Callable[[], tuple[int, Callable[[], Launches]]]
+
+
+class GeneralSettings(NamedTuple):
+    """What general kernels are compiled for, apart from the form of their arguments."""
+
+    row: Launch
+    num_actions: int = 0
+    """As in `KernelConfig.ACTIONS`."""
+    num_kernels: int = 1
+    """Two if time is split."""
+    one_tile: bool = False
+    """Whether rows are so short that a tile has all their steps."""
+
+
+class Variants:
+    """The kernels of one form of problem on one device."""
+
+    def __init__(self) -> None:
+        self.own: dict[Hashable, Launches] = {}
+        """For each shape that has kernels of its own."""
+        self.calls: dict[Hashable, int] = {}
+        self.num_first = 0
+        self.general: dict[GeneralSettings, tuple[Any, ...]] = {}
+        """Kernels with their constants, by the settings that they are compiled for."""
+
+    def count_call(self, sizes: Hashable) -> int:
+        """Count a call of a shape, and return how many there were."""
+        if len(self.calls) >= MAX_SHAPES:
+            self.calls.clear()
+        self.calls[sizes] = number = self.calls.get(sizes, 0) + 1
+        return number
+
+    def find(
+        self, sizes: Hashable, like: torch.Tensor, prepare: Prepare, find_general: Callable[[], Launches]
+    ) -> Launches:
+        """The launches of a shape's own kernels, if it has some or gets them now, else general ones, not recorded.
+
+        For the former, `prepare` says how many they are and what compiles them.
+        """
+        if sizes in self.own:
+            return self.own[sizes]
+        often = self.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(like)
+        if often or self.num_first < MAX_FIRST_KERNELS:
+            number, compile = prepare()
+            if often or self.admit_first(number):
+                return self.keep_own(sizes, compile())
+        postpone_recording()
+        return find_general()
+
+    def admit_first(self, num_kernels: int) -> bool:
+        """Whether a new shape gets so many kernels of its own at once. Once one does not, no other does."""
+        admitted = self.num_first == 0 or self.num_first + num_kernels <= MAX_FIRST_KERNELS
+        self.num_first = self.num_first + num_kernels if admitted else MAX_FIRST_KERNELS
+        return admitted
+
+    def keep_own(self, sizes: Hashable, launches: Launches) -> Launches:
+        """Keep the launches of a shape that has kernels of its own."""
+        if len(self.own) >= MAX_SHAPES:
+            self.own.clear()
+        self.calls.pop(sizes, None)
+        self.own[sizes] = launches
+        return launches
+
+    def find_general(
+        self, settings: GeneralSettings, universal: GeneralSettings, compile: Callable[[GeneralSettings], Any]
+    ) -> tuple[GeneralSettings, tuple[Any, ...]]:
+        """Return settings and their kernels; those of universal settings where there would be too many kernels."""
+        if settings not in self.general:
+            room = MAX_GENERAL_KERNELS - sum(map(len, self.general.values())) - (universal not in self.general)
+            if settings != universal and settings.num_kernels > room:
+                settings = universal
+        if settings not in self.general:
+            self.general[settings] = compile(settings)
+        return settings, self.general[settings]
+
+
+VARIANTS: dict[Hashable, Variants] = {}
+"""By device and form of problem."""
+
+
+def is_capturing(like: torch.Tensor) -> bool:
+    """Whether a CUDA graph is being captured, during which no kernel should be compiled that is not needed."""
+    return like.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+class Address:
+    """Stands for tensors of a dtype, at any address, while a kernel is compiled."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def data_ptr(self) -> int:
+        """Return an address that 16 does not divide."""
+        return 8

@@ -1,27 +1,174 @@
-"""What a launch by Triton calls in the end, which the fast path calls without Triton's own way there.
+"""What a call's launches are, as the fast path records them: a backend tells it while it makes them.
 
-In what order Triton's launcher wants its arguments is asked of the Triton that is installed: a compiled kernel's own
-``kernel[grid]`` is run with a launcher that only listens, then the launcher with a last function that does.
+Of a launch by Triton, what it calls in the end is called without Triton's own way there. In what order Triton's
+launcher wants its arguments is asked of the Triton that is installed: a compiled kernel's own ``kernel[grid]`` is run
+with a launcher that only listens, then the launcher with a last function that does.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core._internal.launch.recording import (
-    CURRENT_STREAM,
-    RECORDER,
-    RecordedLaunch,
-    ResolvedLaunch,
-    UnknownLauncherError,
-    record_launch,
-)
+CURRENT_STREAM = object()
+"""Stands for the current stream among a launch's arguments."""
+
+
+class UnknownLauncherError(Exception):
+    """A backend cannot tell what its launches call in the end; the message says what to do."""
+
+
+class NoPlanError(Exception):
+    """Calls like the recorded one always take the normal path."""
+
+
+class ResolvedLaunch(NamedTuple):
+    """What a launch calls in the end."""
+
+    function: Callable[..., Any]
+    arguments: Sequence[Any]
+    """Tensors stand for their addresses, CURRENT_STREAM for the current stream. They may lie in tuples."""
+    get_stream: Callable[[], Any] | None = None
+    """Return the current stream, or None where the launch may not be repeated just now."""
+
+
+class RecordedLaunch(NamedTuple):
+    """A launch that a backend made."""
+
+    resolve: Callable[[], ResolvedLaunch]
+    """Raises `UnknownLauncherError` where that cannot be told, `NoPlanError` where it must not be repeated."""
+    scratch: torch.Tensor | None = None
+    """Memory that the launch takes beside the call's arguments and results."""
+
+
+class Outcome(NamedTuple):
+    """The results of a call that are made from what its launches write, such as a loss with its graph."""
+
+    results: Any
+    written: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor, ...]
+    """Arguments of the call."""
+    finish: Callable[[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]], Any]
+    """Make the results from what was written and the inputs. It serves for other tensors of the same sizes."""
+
+
+class Recorder(threading.local):
+    """The launches of the call that this thread records, None while it records nothing."""
+
+    launches: list[RecordedLaunch] | None = None
+    outcome: Outcome | None = None
+    is_postponed = False
+    num_numbers: int | None = None
+    """How many numbers were marked; 0 if several calls marked some. None: no call has."""
+    collects_numbers = False
+    """Whether the call of this thread is to end with `NumbersCollected`."""
+    is_busy = False
+    """Whether it records, or collects numbers."""
+
+
+RECORDER = Recorder()
+
+
+class LaunchNumber(float):
+    """A number of a recorded call, such as γ, among a launch's arguments. A plan puts that of its call there."""
+
+    index: int
+    """Among the numbers that were marked."""
+
+
+class NumbersCollected(BaseException):
+    """Ends a call that was made to check its numbers; carries them as launches take them."""
+
+    def __init__(self, numbers: tuple[Any, ...]) -> None:
+        self.numbers = numbers
+
+
+def mark_numbers(numbers: Sequence[Any]) -> tuple[Any, ...]:
+    """The numbers of a checked call, marked if it is recorded. Launches must take them as they are."""
+    if RECORDER.collects_numbers:
+        raise NumbersCollected(tuple(numbers))
+    if RECORDER.launches is None:
+        return tuple(numbers)
+    RECORDER.num_numbers = len(numbers) if RECORDER.num_numbers is None else 0
+    return tuple(mark_number(x, i) for i, x in enumerate(numbers))
+
+
+def mark_number(x: Any, index: int) -> Any:
+    """A float as a `LaunchNumber`; anything else as it is."""
+    if type(x) is not float:
+        return x
+    marked = LaunchNumber(x)
+    marked.index = index
+    return marked
+
+
+def unmark_numbers(x: Any) -> Any:
+    """Arguments of a launch with plain floats in the place of marked ones, tuples taken apart."""
+    if RECORDER.launches is None:
+        return x
+    if type(x) is tuple:
+        return tuple(map(unmark_numbers, x))
+    return float(x) if type(x) is LaunchNumber else x
+
+
+def collect_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """The numbers of a call as launches take them. The call ends there; errors of its checks are raised."""
+    RECORDER.collects_numbers = RECORDER.is_busy = True
+    try:
+        function(*args, **kwargs)
+    except NumbersCollected as collected:
+        return collected.numbers
+    finally:
+        RECORDER.collects_numbers = RECORDER.is_busy = False
+    raise RuntimeError("a planned call marked no numbers")
+
+
+@contextmanager
+def record_launches() -> Iterator[list[RecordedLaunch]]:
+    """Collect the launches of this thread."""
+    RECORDER.launches, RECORDER.outcome, RECORDER.is_postponed, RECORDER.num_numbers = [], None, False, None
+    RECORDER.is_busy = True
+    try:
+        yield RECORDER.launches
+    finally:
+        RECORDER.launches, RECORDER.is_busy = None, False
+
+
+def record_launch(launch: RecordedLaunch) -> None:
+    """Add a launch to the recording of this thread, if there is one."""
+    if RECORDER.launches is not None:
+        RECORDER.launches.append(launch)
+
+
+def record_outcome(outcome: Outcome) -> None:
+    """Note how results are made. It counts if the recorded call returns these."""
+    if RECORDER.launches is not None:
+        RECORDER.outcome = outcome
+
+
+def forbid_plan() -> None:
+    """Let calls like the recorded one take the normal path: it does more than launches."""
+    record_launch(RecordedLaunch(refuse_launch))
+
+
+def refuse_launch() -> ResolvedLaunch:
+    """Stand for what cannot be repeated."""
+    raise NoPlanError
+
+
+def postpone_recording() -> None:
+    """Let a later call be recorded instead of this one: its launches are not final."""
+    RECORDER.is_postponed = True
+
+
+# --- launches by Triton -----------------------------------------------------------------------------------------------
 
 
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rl_triton_core._internal.arguments.outputs import byte_span
-from rl_triton_core._internal.launch.recording import (
+from rl_triton_core._internal.launch.launcher import (
     CURRENT_STREAM,
     LaunchNumber,
     NoPlanError,

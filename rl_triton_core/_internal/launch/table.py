@@ -59,6 +59,43 @@ def find_launch(steps: int, lanes: int, bytes_per_step: int, layout: str) -> Lau
     return next(launch for limits, launch in TABLE[layout] if all(map(le, rollout, limits)))
 
 
+def choose_launch(steps: int, groups: int, lanes: int, bytes_per_step: int, layout: str) -> tuple[Launch, int]:
+    """The table's launch for groups of lanes, and over how many programs the steps of a row are split."""
+    row = find_launch(steps, groups * lanes, bytes_per_step, layout)
+    if groups > 1:  # of features, which may be few
+        row = narrow_launch(row, steps, lanes)
+    return row, count_segments(steps, groups * -(-lanes // row.block_lanes), row)
+
+
+SHORT, MIDDLE = 16, 128
+"""Up to how many steps rows are short, and of middle length."""
+
+
+class GeneralRows(NamedTuple):
+    """The table's rows that general kernels take, for rows by their length and for those that are split."""
+
+    short: Launch
+    middle: Launch
+    long: Launch
+    split: Launch
+
+    def choose(self, steps: int, groups: int, lanes: int) -> tuple[Launch, int]:
+        """As `choose_launch`."""
+        row = self.short if steps <= SHORT else self.middle if steps <= MIDDLE else self.long
+        segments = count_segments(steps, groups * -(-lanes // row.block_lanes), row)
+        if segments == 1:
+            return row, 1
+        return self.split, count_segments(steps, groups * -(-lanes // self.split.block_lanes), self.split)
+
+
+@cache
+def find_general_rows(bytes_per_step: int, layout: str) -> GeneralRows:
+    """Those of a layout."""
+    many = 1 << 30
+    sizes = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
+    return GeneralRows(*(find_launch(*size, bytes_per_step, layout) for size in sizes))
+
+
 def narrow_launch(launch: Launch, steps: int, lanes: int) -> Launch:
     """A launch for few lanes: its threads lie along more steps, and there are fewer where the row has no more.
 

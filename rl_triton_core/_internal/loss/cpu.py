@@ -27,7 +27,7 @@ from rl_triton_core._internal.equations.numba import (
     numba_language,
 )
 from rl_triton_core._internal.equations.primitives import multiply_or_zero
-from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
+from rl_triton_core._internal.launch.launcher import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.loss import reference
 from rl_triton_core._internal.loss import serial as kernels

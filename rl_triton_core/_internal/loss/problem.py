@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 
 from rl_triton_core._internal.arguments.validation import find_precision
-from rl_triton_core._internal.launch.recording import mark_numbers
+from rl_triton_core._internal.launch.launcher import mark_numbers
 from rl_triton_core._internal.loss.equations import HEADS, Choices, Coefficients, Head
 from rl_triton_core._internal.moments.rule import Exchange, Rule
 

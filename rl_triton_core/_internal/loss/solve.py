@@ -16,7 +16,7 @@ import torch
 from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
 from rl_triton_core._internal.arguments.validation import is_traced, refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, needs_host
-from rl_triton_core._internal.launch.recording import Outcome, record_outcome
+from rl_triton_core._internal.launch.launcher import Outcome, record_outcome
 from rl_triton_core._internal.loss.equations import STATISTICS, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, PPOLoss, Results, Stream, Streams
 from rl_triton_core._internal.moments.rule import Rule

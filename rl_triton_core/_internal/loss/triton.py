@@ -16,7 +16,7 @@ import torch
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.kernels import KernelCall, explain_float64, launch_kernels
-from rl_triton_core._internal.launch.recording import forbid_plan
+from rl_triton_core._internal.launch.launcher import forbid_plan
 from rl_triton_core._internal.launch.table import next_power_of_2
 from rl_triton_core._internal.loss import kernel as kernels
 from rl_triton_core._internal.loss.equations import PARTS, STATISTICS, Choices, compile_equations, compute_terms

@@ -21,7 +21,7 @@ from rl_triton_core._internal.arguments.validation import BYTE_DTYPES, narrow_fl
 from rl_triton_core._internal.equations.compile import bind_names, compile_equation
 from rl_triton_core._internal.equations.disk import hash_file, hash_text
 from rl_triton_core._internal.equations.numba import INNER, SCALARS, compile_and_keep, numba_language
-from rl_triton_core._internal.launch.recording import RecordedLaunch, ResolvedLaunch, record_launch
+from rl_triton_core._internal.launch.launcher import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import get_num_threads, run_chunks
 from rl_triton_core._internal.scan import serial, serial_memory
 from rl_triton_core._internal.scan.problem import Problem

@@ -11,7 +11,7 @@ import torch
 
 from rl_triton_core._internal.arguments.validation import find_precision, is_stream
 from rl_triton_core._internal.backend import choose_backend
-from rl_triton_core._internal.launch.recording import mark_numbers
+from rl_triton_core._internal.launch.launcher import mark_numbers
 from rl_triton_core._internal.scan.layout import Layout
 from rl_triton_core._internal.scan.recurrence import Expectation, Recurrence, Stream
 

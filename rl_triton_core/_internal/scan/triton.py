@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,26 +13,25 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
-from rl_triton_core._internal.launch import table as launch
-from rl_triton_core._internal.launch.kernels import CHECKED, FUSED, device_guard, explain_float64, launch_compiled
-from rl_triton_core._internal.launch.recording import postpone_recording, unmark_numbers
-from rl_triton_core._internal.launch.table import Launch
-from rl_triton_core._internal.launch.variants import (
-    CALLS_BEFORE_OWN_KERNEL,
-    MAX_FIRST_KERNELS,
-    MIDDLE,
-    SHORT,
+from rl_triton_core._internal.launch import table
+from rl_triton_core._internal.launch.kernels import (
+    CHECKED,
+    FUSED,
     VARIANTS,
     Address,
-    GeneralRows,
     GeneralSettings,
     Launches,
     PreparedLaunch,
     Variants,
+    device_guard,
+    explain_float64,
+    launch_compiled,
 )
+from rl_triton_core._internal.launch.launcher import unmark_numbers
+from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.scan.kernel import scan
 from rl_triton_core._internal.scan.kernel.config import KernelConfig
-from rl_triton_core._internal.scan.layout import Layout, find_vector_width
+from rl_triton_core._internal.scan.layout import find_vector_width
 from rl_triton_core._internal.scan.problem import Problem
 from rl_triton_core._internal.scan.recurrence import Recurrence
 
@@ -78,34 +77,20 @@ def find_launches(problem: Problem) -> Launches:
     form = problem.like.device, problem.recurrence, problem.skip, problem.starts_at, *facts  # all but sizes and numbers
     variants = VARIANTS.get(form)
     if variants is None:
-        variants = VARIANTS[form] = Variants(choose_general_rows(layout))
-    launches = find_own_launches(problem, variants)
-    if launches is None:
-        postpone_recording()
-        launches = find_general_launches(problem, variants)
-    return launches
+        variants = VARIANTS[form] = Variants()
+    find_general = partial(find_general_launches, problem, variants)
+    return variants.find(tuple(layout.sizes), problem.like, partial(prepare_own, problem), find_general)
 
 
-def choose_general_rows(layout: Layout) -> GeneralRows:
-    """The rows of the launch table for general kernels."""
-    many = 1 << 30
-    sizes = ((SHORT, many), (MIDDLE, many), (many, many), (many, 1))
-    return GeneralRows(*(launch.find_launch(*size, layout.bytes_per_step, layout.order) for size in sizes))
-
-
-def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
-    """The launches of a shape that has kernels of its own, or gets them now."""
-    sizes = tuple(problem.layout.sizes)
-    launches = variants.own.get(sizes)
-    if launches is not None:
-        return launches
-    often = variants.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(problem.like)
-    if not often and variants.num_first >= MAX_FIRST_KERNELS:
-        return None
+def prepare_own(problem: Problem) -> tuple[int, Callable[[], Launches]]:
+    """How many kernels a shape has of its own, and what compiles them."""
     row, segments = choose_launch(problem)
-    if not often and not variants.admit_first(1 if segments == 1 else 2):
-        return None
-    launches = tuple(
+    return 1 if segments == 1 else 2, partial(compile_own, problem, row, segments)
+
+
+def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
+    """Compile the kernels of a shape."""
+    return tuple(
         PreparedLaunch(
             scan.scan.warmup(*unmark_numbers(call.arguments), grid=call.grid, **call.options),
             call.grid,
@@ -114,27 +99,18 @@ def find_own_launches(problem: Problem, variants: Variants) -> Launches | None:
         )
         for call in build_launches(problem, row, segments)
     )
-    return variants.keep_own(sizes, launches)
-
-
-def is_capturing(like: torch.Tensor) -> bool:
-    """Whether a CUDA graph is being captured, during which no kernel should be compiled that is not needed."""
-    return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def find_general_launches(problem: Problem, variants: Variants) -> Launches:
     """Launches by general kernels, which are compiled if there is room for more."""
-    layout, rows = problem.layout, variants.rows
+    layout = problem.layout
     length, groups, lanes, number = layout.length, layout.groups, layout.lanes, layout.num_actions
-    row = rows.short if length <= SHORT else rows.middle if length <= MIDDLE else rows.long
-    segments = launch.count_segments(length, groups * -(-lanes // row.block_lanes), row)
-    if segments > 1:
-        row = rows.split
-        segments = launch.count_segments(length, groups * -(-lanes // row.block_lanes), row)
+    rows = table.find_general_rows(layout.bytes_per_step, layout.order)
+    row, segments = rows.choose(length, groups, lanes)
     unrolled = number if number <= MAX_UNROLLED_BY_GENERAL_KERNELS else 0
-    one_tile = length <= SHORT <= row.steps and problem.cu_seqlens is None
+    one_tile = length <= table.SHORT <= row.steps and problem.cu_seqlens is None
     wanted = GeneralSettings(row, unrolled, 1 if segments == 1 else 2, one_tile)
-    settings, kernels = variants.find_general(wanted, partial(compile_general, problem))
+    settings, kernels = variants.find_general(wanted, GeneralSettings(rows.long), partial(compile_general, problem))
     grid = (groups * -(-lanes // settings.row.block_lanes), segments if settings.num_kernels == 2 else 1)
     folds = (3, GENERAL_SEGMENTS, groups, lanes) if settings.num_kernels == 2 else None
     return tuple([PreparedLaunch(kernel, grid, constants, folds) for kernel, constants in kernels])
@@ -177,12 +153,8 @@ def generalize_arguments(problem: Problem, arguments: tuple[Any, ...]) -> tuple[
 
 def choose_launch(problem: Problem) -> tuple[Launch, int]:
     """The table's launch, and the number of segments of time."""
-    layout = problem.layout
-    groups, _, lanes = problem.shape
-    row = launch.find_launch(layout.length, groups * lanes, layout.bytes_per_step, layout.order)
-    if groups > 1:  # of features, which may be few
-        row = launch.narrow_launch(row, layout.length, lanes)
-    return row, launch.count_segments(layout.length, groups * triton.cdiv(lanes, row.block_lanes), row)
+    layout, (groups, _, lanes) = problem.layout, problem.shape
+    return table.choose_launch(layout.length, groups, lanes, layout.bytes_per_step, layout.order)
 
 
 class KernelCall(NamedTuple):
@@ -203,7 +175,7 @@ def build_launches(
     width, folds = 1, None
     if segments > 1:
         scanned = row.chunks > 1 and problem.layout.is_env_major  # with all threads along the segments
-        width = launch.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
+        width = table.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         width = width if general is None else GENERAL_SEGMENTS
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     arguments = *kernel_arguments(problem, folds), *compile_equations(problem.recurrence)
@@ -215,7 +187,7 @@ def build_launches(
 FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("folds", "strides", "COEFFICIENTS"))
 NUMBERS = tuple(map(scan.scan.arg_names.index, ("bootstrap_number", "gamma_number", "decay", "scalars")))
 """Where these stand among the kernel's arguments."""
-GENERAL_SEGMENTS = launch.next_power_of_2(launch.MAX_SEGMENTS)
+GENERAL_SEGMENTS = table.next_power_of_2(table.MAX_SEGMENTS)
 """Segments that general kernels have room for."""
 
 

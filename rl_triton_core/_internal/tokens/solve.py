@@ -15,7 +15,7 @@ from rl_triton_core._internal.arguments.packing import SCHEMA, Packed, pack
 from rl_triton_core._internal.arguments.validation import UNREAD, is_traced, refuse_cells, refuse_transforms
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.launch.recording import Outcome, record_outcome
+from rl_triton_core._internal.launch.launcher import Outcome, record_outcome
 from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults, Upstream
 
 

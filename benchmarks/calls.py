@@ -192,9 +192,7 @@ SUITES = {
     ),
     "large": Suite(combine_workloads(LARGE_SHAPES), ("ours", "ours_out")),
     "flags": Suite(
-        combine_workloads(FLAG_SHAPES, ["gae"], flags=FLAG_DTYPES),
-        ("ours", "flat_triton"),
-        ("flat_triton",),
+        combine_workloads(FLAG_SHAPES, ["gae"], flags=FLAG_DTYPES), ("ours", "flat_triton"), ("flat_triton",)
     ),
     "bf16": Suite(combine_workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
     "variants": Suite(
@@ -210,9 +208,7 @@ SUITES = {
         ("ours",),
     ),
     "cpu": Suite(
-        combine_workloads(CPU_SHAPES),
-        ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl"),
-        device="cpu",
+        combine_workloads(CPU_SHAPES), ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl"), device="cpu"
     ),
 }
 ON_GPU = {name: suite for name, suite in SUITES.items() if suite.device == "cuda"}

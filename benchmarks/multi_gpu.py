@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,7 +59,8 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
     trainings = {update: make_training(setting, update, device) for update in ("eager", "captured")}
     compare_updates(*trainings.values())
     rounds = {"turns": turns + WARM_UPS, "burst": 1, "warm_up": False}
-    times = harness.time_in_turns({name: x.run_once for name, x in trainings.items()}, device, **rounds)
+    calls = {name: partial(x.run_iteration, x.args.learning_rate) for name, x in trainings.items()}
+    times = harness.time_in_turns(calls, device, **rounds)
     reason = trainings["captured"].update.reason
     for training in trainings.values():
         training.collect.reset()
@@ -66,22 +68,14 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
     return {name: found[WARM_UPS:] for name, found in times.items()}, reason
 
 
-class Training(DistributedTraining):
-    """The example's, with a learning rate that stays."""
-
-    def run_once(self) -> None:
-        """An iteration."""
-        self.run_iteration(self.args.learning_rate)
-
-
-def make_training(setting: Setting, update: str, device: str) -> Training:
+def make_training(setting: Setting, update: str, device: str) -> DistributedTraining:
     """A training with environments of its own in every process."""
     args = make_arguments(end_to_end.Setting(*setting[1:], device=device), update)
     args.seed = 1 + distributed.get_rank()
-    return Training(args)
+    return DistributedTraining(args)
 
 
-def compare_updates(eager: Training, captured: Training) -> None:
+def compare_updates(eager: DistributedTraining, captured: DistributedTraining) -> None:
     """Both update the same weights by the same minibatches, to the same weights within rounding."""
     eager.data = {name: x.flatten(0, 1).clone() for name, x in eager.collect().items()}
     captured.data = {name: x.clone() for name, x in eager.data.items()}

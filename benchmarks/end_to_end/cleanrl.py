@@ -6,17 +6,15 @@ import sys
 from argparse import Namespace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
-from benchmarks.providers.others import compile_scan
 from benchmarks.results import ROOT
-from benchmarks.workloads import GAMMA, Workload
+from benchmarks.workloads import GAMMA
 from rl_triton_core.testing import random_rollout
 
-ARMS = ("stock", "compiled", "ours", "captured")
+ARMS = ("stock", "ours", "captured")
 OURS = ("ours", "captured")
 MORE = ("captured",)
 SETTINGS = {
@@ -67,24 +65,10 @@ def make_arguments(setting: Setting, update: str) -> Namespace:
     return known
 
 
-def compile_advantages(setting: Setting) -> Any:
-    """The compiled scan in the place of the example's functions."""
-
-    def function(rollout: Any, next_value: Tensor, args: Any) -> tuple[Tensor, Tensor]:
-        final_values = rollout.final_values
-        final_values[-1] = torch.where(rollout.truncated[-1], final_values[-1], next_value)
-        inputs = {name: getattr(rollout, name) for name in ("rewards", "values", "terminated", "truncated")}
-        return scan(inputs | {"bootstrap_values": final_values})
-
-    scan = compile_scan(Workload("gae", setting.num_envs, setting.num_steps, "time-major", truncated=True))
-    return function
-
-
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     example = load_example()
-    chosen = {"stock": example.compute_stock_advantages}.get(name, example.compute_triton_advantages)
-    advantages = compile_advantages(setting) if name == "compiled" else chosen
+    advantages = example.compute_stock_advantages if name == "stock" else example.compute_triton_advantages
     update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"
     training = Training(setting, update, watch, advantages)
     return Arm(training.run_iteration, training.compute_results)

@@ -1,4 +1,4 @@
-"""RLlib: updates of IMPALA and APPO on a batch, with its V-Trace, with ours, and with our parts of the update."""
+"""RLlib: updates of IMPALA and APPO on a batch, with its V-Trace, with ours, and with our whole update."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from benchmarks.end_to_end import Arm, Setting
-from benchmarks.end_to_end.rllib import build_ours, draw_episodes, prepare_config
+from benchmarks.end_to_end.rllib import draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
-ARMS = ("stock", "ours", "update", "captured")
-OURS = ("ours", "update", "captured")
-MORE = ("update", "captured")
+ARMS = ("stock", "ours", "captured")
+OURS = ("ours", "captured")
+MORE = ("captured",)
 SIZES = ((10, 64), (80, 256))
 """Fragments of a batch, and the hidden units."""
 SETTINGS = {
@@ -70,8 +70,8 @@ def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) 
         return learner
     ours = getattr(rllib, f"Triton{setting.env}TorchLearner")
     timed = type(ours.__name__, (ours,), {"compute_vtrace": make_vtrace(ours.compute_vtrace)})
-    config.learners(learner_class=timed)
-    return build_ours(lambda: rllib.enable_triton(config).build_learner(env=None), config, name)
+    config.learners(learner_class=timed, learner_config_dict={"rl_triton_update": name != "ours"})
+    return rllib.enable_triton(config).build_learner(env=None)
 
 
 def create_config(name: str) -> Any:

@@ -1,10 +1,9 @@
-"""Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, ours, ours on the device, and less work."""
+"""Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, with ours, and with our whole update."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
@@ -16,11 +15,9 @@ from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.results import ROOT
 
-ARMS = ("stock", "ours", "loss", "update", "captured")
-EAGER = {"loss": ("_update", "_acting"), "update": ("_acting",)}
-"""Which steps of an algorithm are not captured in variants that show what each part of the last one gives."""
-OURS = ("ours", *EAGER, "captured")
-MORE = (*EAGER, "captured")
+ARMS = ("stock", "ours", "captured")
+OURS = ("ours", "captured")
+MORE = ("captured",)
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""
@@ -79,7 +76,6 @@ PIXELS, FRAMES = 84, 4
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     """One arm in one setting, as it is before training."""
     model = make_model(name, setting)
-    stop_captures(model, EAGER.get(name, ()))
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
     model.collect_rollouts = watch.around("acting", model.collect_rollouts)
@@ -88,21 +84,9 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     return Arm(lambda: model.learn(steps, reset_num_timesteps=False), lambda: compute_results(buffer))
 
 
-def list_arms(setting: Setting) -> list[str]:
-    """The arms that differ: without a GPU, those that show what it gives do not. Of tuned settings, first and last."""
-    if setting.env in OPTIONS:
-        return ["stock", MORE[-1]]
-    has_graphs = setting.device == "cuda" and find_family(setting.env) != "RecurrentPPO"
-    return [name for name in ARMS if has_graphs or name not in EAGER]
-
-
-def stop_captures(model: Any, names: Iterable[str]) -> None:
-    """Let these steps of an algorithm of ours run eagerly."""
-    for name in names:
-        update = model._find_update()
-        step = update if name == "_update" else model._acting
-        step.enabled = False
-        step.reset()
+def list_arms(setting: Setting) -> tuple[str, ...]:
+    """Of tuned settings, first and last."""
+    return (ARMS[0], ARMS[-1]) if setting.env in OPTIONS else ARMS
 
 
 def find_class(arm: str, algorithm: str) -> Any:

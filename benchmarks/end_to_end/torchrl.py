@@ -22,10 +22,7 @@ SETTINGS = {
         Setting(512, 1024, 128, recompute=True),
         Setting(64, 128, recompute=True),
     ),
-    "cpu": (
-        Setting(8, 256, 64, 10, 8, recompute=True, device="cpu"),
-        Setting(128, 128, recompute=True, device="cpu"),
-    ),
+    "cpu": (Setting(8, 256, 64, 10, 8, recompute=True, device="cpu"), Setting(128, 128, recompute=True, device="cpu")),
     "quick": (Setting(4, 16, 8, 2, 2, recompute=True),),
 }
 OBSERVATIONS, ACTIONS = 17, 6

@@ -455,32 +455,6 @@ def test_value_estimate(module, stock, scalars):
 
 
 @EVERY_MODULE
-def test_keys_of_other_names(module, stock, scalars):
-    rollout = random_rollout(5, 20).rename_key_(("next", "reward"), ("next", "gain"))
-    results = []
-    for cls in (module, stock):
-        estimator = make_module(cls, scalars)
-        estimator.set_keys(reward="gain", advantage="adv", value_target=("targets", "v"))
-        results.append(estimator(rollout.clone()))
-    assert_same(results[0]["adv"], results[1]["adv"])
-    assert_same(results[0]["targets", "v"], results[1]["targets", "v"])
-
-
-@EVERY_MODULE
-def test_by_keyword_instead_of_a_tensordict(module, stock, scalars):
-    rollout = random_rollout(5, 20)
-    arguments = {f"next_{name}": rollout["next", name] for name in ("reward", "done", "terminated", "observation")}
-    arguments |= {name: rollout[name] for name in ("observation", "action_log_prob")}
-    results = []
-    for cls in (module, stock):
-        estimator = make_module(cls, scalars)
-        given = {key if isinstance(key, str) else "_".join(key) for key in estimator.in_keys}
-        torch.manual_seed(0)
-        results.append(estimator(**{name: x for name, x in arguments.items() if name in given}))
-    assert_same(*results)
-
-
-@EVERY_MODULE
 @pytest.mark.parametrize("differentiable", [True, False])
 def test_differentiable(module, stock, scalars, differentiable):
     rollout, weights = random_rollout(5, 20), torch.randn(2, 5, 20, 1)

@@ -12,21 +12,13 @@ from gpu_checks import forbid_waiting
 from tensordict.nn import CudaGraphModule
 from test_torchrl import (
     EVERY,
-    EVERY_MODULE,
-    actor,
     assert_same,
-    assert_same_estimates,
     call_with_steps,
-    critic,
     functional,
-    losses_and_gradients,
-    make_module,
-    random_rollout,
     random_steps,
 )
 from test_torchrl_losses import DISTRIBUTIONS, compute_results, make_loss, make_minibatch, sum_terms
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value import VTrace
 
 from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 
@@ -63,34 +55,6 @@ def test_with_numbers_nothing_waits(function, stock, scalars):
     with forbid_waiting():
         got = call_with_steps(function, steps, **scalars)
     assert_same(got, want)
-
-
-def loops(module):
-    """The option by which a module of TorchRL takes the loop; V-Trace has nothing else."""
-    return {} if issubclass(module, VTrace) else {"vectorized": False}
-
-
-@EVERY_MODULE
-@pytest.mark.parametrize("batch", [(20,), (5, 20), (2, 3, 20)])
-def test_modules(module, stock, scalars, batch):
-    ours, theirs = (make_module(cls, scalars, **loops(cls)).to(DEVICE) for cls in (module, stock))
-    for estimator in (ours, theirs):
-        estimator.value_network.to(DEVICE)  # which `to` leaves alone: the loss that owns it moves it
-    assert_same_estimates(ours, theirs, random_rollout(*batch).to(DEVICE))
-
-
-@EVERY_MODULE
-def test_losses(module, stock, scalars):
-    """A loss on the device, its estimator TorchRL's or ours: losses and gradients."""
-    results = []
-    for cls in (module, stock):
-        loss = ClipPPOLoss(actor(seed=1), critic(seed=1)).to(DEVICE)
-        loss.make_value_estimator(cls.for_loss(loss, differentiable=True, **scalars, **loops(cls)))
-        results.append(losses_and_gradients(loss, random_rollout(5, 20).to(DEVICE)))
-    for ours, theirs in zip(*results, strict=True):
-        assert ours.keys() == theirs.keys() and theirs
-        for name, x in theirs.items():
-            assert_same(ours[name], x)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

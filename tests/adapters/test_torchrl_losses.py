@@ -666,25 +666,6 @@ def test_mistakes_are_torchrls_errors(mistake, loss_class):
         make_loss(loss_class, **options)(batch)
 
 
-@pytest.mark.parametrize("loss_class", [TritonClipPPOLoss, ClipPPOLoss])
-def test_networks_that_do_not_fit_are_torchrls_errors(loss_class):
-    batch, actor = make_minibatch(dtype=torch.float32), make_actor("categorical")
-    module = TensorDictModule(nn.Linear(OBSERVATIONS, ACTIONS), ["observation"], ["logits"])
-    with pytest.raises(NotImplementedError, match="Only probabilistic modules"):
-        loss_class(module, critic_coeff=0.0)(batch)
-    with pytest.raises(RuntimeError, match="incompatible"):
-        loss_class(actor, ValueOperator(nn.Linear(OBSERVATIONS, 2), ["observation"]))(batch)
-    with pytest.raises(RuntimeError, match="Critic network is not specified"):
-        loss_class(actor, critic_coeff=0.0)(batch.exclude("advantage"))
-
-
-def test_log_probabilities_of_another_shape_are_torchrls_error(monkeypatch):
-    monkeypatch.setitem(DISTRIBUTIONS, "normal", Normal)
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
-        with pytest.raises(RuntimeError, match="must match the size"):
-            make_loss(loss_class, "normal")(make_minibatch("independent"))
-
-
 def test_arguments_and_keys_are_those_of_torchrl():
     assert inspect.signature(TritonClipPPOLoss) == inspect.signature(ClipPPOLoss)
     ours, theirs = make_loss(TritonClipPPOLoss, clip_value=0.2), make_loss(ClipPPOLoss, clip_value=0.2)

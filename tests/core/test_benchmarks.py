@@ -20,14 +20,7 @@ from benchmarks import calls, harness, results, token_log_probs
 from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, loop, others
 from benchmarks.results import make_row
-from benchmarks.workloads import (
-    GAMMA,
-    VARIANTS,
-    Workload,
-    count_bytes,
-    draw_inputs,
-    select_envs,
-)
+from benchmarks.workloads import GAMMA, VARIANTS, Workload, count_bytes, draw_inputs, select_envs
 
 TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
 SMALL = [workload for workload in TINY if workload.num_steps > 1]

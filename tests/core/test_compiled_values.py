@@ -12,13 +12,7 @@ from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from rl_triton_core.compiled import (
-    VALUE_STATISTICS,
-    CompiledNetwork,
-    CompiledValueUpdate,
-    Transitions,
-    draw_actions,
-)
+from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions, draw_actions
 
 FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6
 """A minibatch has more samples than a tile."""

@@ -70,10 +70,7 @@ FOUR_STEPS = {
         expect_numbers([1, 1, 5], bootstrap_values=4.0, lambda_=0.0),
         expect_numbers([1, 3.5, 5], bootstrap_values=4.0, gamma=make_row(0.0, 0.5, 1.0)),
         expect_numbers(
-            [1, 3, NAN],
-            bootstrap_values=make_row(2.0, 2.0, NAN),
-            gamma=make_row(0.0, 1.0, 1.0),
-            truncated=MIDDLE,
+            [1, 3, NAN], bootstrap_values=make_row(2.0, 2.0, NAN), gamma=make_row(0.0, 1.0, 1.0), truncated=MIDDLE
         ),
         expect_numbers([2, 1, 1], bootstrap_values=make_row(NAN, NAN, NAN), gamma=make_row(1.0, 0.0, 0.0)),
         expect_numbers([1, 3, 2], next_values=make_row(0.0, 2.0, 1.0), bootstrap_values=None, lambda_=0.0),

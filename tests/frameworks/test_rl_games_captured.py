@@ -425,11 +425,7 @@ def train_in_rank(rank, device, arm, folder):
     agent.central_value_net.device_name = device  # as RL-Games 1.6.1 calls it
     agent.last_lr *= 1 + rank
     train(agent, seed=rank)
-    return (
-        get_state(agent),
-        [agent.last_lr, agent.central_value_net.lr],
-        "" if arm == "stock" else agent.describe(),
-    )
+    return (get_state(agent), [agent.last_lr, agent.central_value_net.lr], "" if arm == "stock" else agent.describe())
 
 
 @SETUPS

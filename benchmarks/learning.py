@@ -268,8 +268,6 @@ def make_model(setting: Returns, arm: str, seed: int, device: str) -> Any:
 
     name, options = setting.algorithm, {**RETURNS_OPTIONS[setting.algorithm], "seed": seed, "device": device}
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
-    if arm == "ours" and name == "RecurrentPPO":
-        options["enabled"] = True
     model = find_class(arm, name)(policy, make_envs(setting), **options)
     if arm == CONTROL:
         generator = torch.Generator().manual_seed(1000 + seed)

@@ -394,7 +394,7 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "PPO, Pendulum, 16 environments, 10 epochs": ("sb3", PPO | {"num_envs": 16, "env": "Pendulum-v1"}),
     "PPO, pictures (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
     "MaskablePPO, CartPole, 8 environments": ("sb3", EIGHT | {"env": "CartPole-v1, MaskablePPO"}),
-    "RecurrentPPO (`enabled=True`), CartPole": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
+    "RecurrentPPO, CartPole": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
     "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
     "SAC, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "SAC"}),
     "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),

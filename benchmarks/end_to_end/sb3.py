@@ -85,8 +85,8 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 
 def list_arms(setting: Setting) -> tuple[str, ...]:
-    """Of tuned settings, first and last."""
-    return (ARMS[0], ARMS[-1]) if setting.env in OPTIONS else ARMS
+    """Of tuned settings, and of RecurrentPPO, which takes no buffer, first and last."""
+    return (ARMS[0], ARMS[-1]) if setting.env in OPTIONS or find_family(setting.env) == "RecurrentPPO" else ARMS
 
 
 def find_class(arm: str, algorithm: str) -> Any:
@@ -109,17 +109,15 @@ def make_model(name: str, setting: Setting) -> Any:
     from rl_triton_adapters.sb3 import rollout_buffer_class_for
 
     family = find_family(setting.env)
-    is_stock = name == "stock" or (name == "ours" and family != "RecurrentPPO")
-    algorithm = find_class("stock" if is_stock else "ours", family)
+    algorithm = find_class("stock" if name in ("stock", "ours") else "ours", family)
     policy, env = make_task(setting.env, setting.num_envs)
     options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
     if family == "A2C":
         options = {"n_steps": setting.batch_size // setting.num_envs}
-    if name != "stock":
+    if name != "stock" and family != "RecurrentPPO":
         options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, verbose=0)
     if family == "RecurrentPPO":
         policy = "MlpLstmPolicy"
-        options |= {"enabled": True} if name == "captured" else {}
     tuned = dict(OPTIONS.get(setting.env, {}))
     if tuned.pop("normalizes", False):
         env = VecNormalize(env)

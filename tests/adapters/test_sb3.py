@@ -116,7 +116,12 @@ def test_a_numpy_float64_gamma_agrees_up_to_rounding():
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))])
+def give_starts(buffer):
+    buffer.episode_starts = buffer.episode_starts.copy()
+    return buffer
+
+
+@pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer)), give_starts])
 def test_a_copied_buffer_has_flags_of_its_own(replace):
     rollout = random_rollout(12, 5, done_probability=0.3)
     want = compute_buffer(RolloutBuffer, BOX, rollout)
@@ -155,6 +160,39 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
     )
     with pytest.raises(BackendUnavailableError, match="no triton for cpu"):
         TritonRolloutBuffer(4, BOX, DISCRETE, backend="triton")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"last_values": np.zeros(3)}, TypeError, "last_values: got ndarray, expected a torch.Tensor"),
+        ({"last_values": torch.zeros(2)}, ValueError, r"last_values: got shape \(2,\), expected one value .*\(3\)"),
+        ({"dones": np.zeros((3, 1), bool)}, ValueError, r"dones: got shape \(3, 1\), expected \(3,\)"),
+        ({"dones": np.zeros(2, bool)}, ValueError, r"dones: got shape \(2,\), expected \(3,\)"),
+        (
+            {"values": np.zeros((96, 1), np.float32)},
+            ValueError,
+            r"values: got shape \(96, 1\), expected \(32, 3\): .*get",
+        ),
+        (
+            {"episode_starts": [0.0]},
+            TypeError,
+            r"TritonRolloutBuffer.episode_starts: got list, expected the array of a",
+        ),
+        ({"gae_lambda": 1.5}, ValueError, r"gae_lambda: got 1.5, expected a number in \[0, 1\]"),
+        ({"gae_lambda": "1"}, TypeError, "gae_lambda: got str"),
+        ({"gamma": float("nan")}, ValueError, "gamma: got nan"),
+    ],
+)
+def test_the_buffer_names_what_is_wrong_and_writes_nothing(change, error, message):
+    buffer = compute_buffer(TritonRolloutBuffer, BOX, random_rollout(32, 3))
+    buffer.advantages[:] = buffer.returns[:] = 7.0
+    arguments = {"last_values": torch.zeros(3, 1), "dones": np.zeros(3, bool)}
+    arguments |= {name: x for name, x in change.items() if name in arguments}
+    vars(buffer).update({name: x for name, x in change.items() if name not in arguments})
+    with pytest.raises(error, match=message):
+        buffer.compute_returns_and_advantage(**arguments)
+    assert (buffer.advantages == 7.0).all() and (buffer.returns == 7.0).all()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""MaskablePPO and RecurrentPPO with our rollout buffers: the same minibatches, agents and files, bit for bit."""
+"""MaskablePPO with our rollout buffers, the same bit for bit, and RecurrentPPO with our updates."""
 
 import textwrap
 import zipfile
@@ -32,7 +32,6 @@ pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
 from sb3_contrib.common.maskable import buffers as maskable
-from sb3_contrib.common.recurrent import buffers as recurrent
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 from rl_triton_adapters.common.optimizers import is_fused
@@ -120,13 +119,6 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
     assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
 
 
-@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
-def test_recurrent_ppo_trains_bitwise_the_same(make_env):
-    agent = learn(new_agent(TritonRecurrentPPO, make_env()))
-    assert type(agent.rollout_buffer) is rollout_buffer_class_for(agent.observation_space, TritonRecurrentPPO)
-    assert_same_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
-
-
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("starts", [[[0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0]]])
 def test_an_lstm_is_called_once_for_all_steps(starts, device):
@@ -149,7 +141,7 @@ def test_an_lstm_is_called_once_for_all_steps(starts, device):
 
 @pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
 def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
-    agent = learn(new_agent(TritonRecurrentPPO, make_env(), enabled=True))
+    agent = learn(new_agent(TritonRecurrentPPO, make_env()))
     assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
     assert not is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
     with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
@@ -172,8 +164,8 @@ def test_an_lstm_may_be_one_of_the_users_own(how, monkeypatch):
         own = staticmethod(lambda *inputs: (2 * stock(*inputs)[0], stock(*inputs)[1]))
         monkeypatch.setattr(RecurrentActorCriticPolicy, "_process_sequence", own)
     agents = []
-    for algorithm, more in ((RecurrentPPO, {}), (TritonRecurrentPPO, {"enabled": True})):
-        agent = new_agent(algorithm, make_cartpole(), **more)
+    for algorithm in (RecurrentPPO, TritonRecurrentPPO):
+        agent = new_agent(algorithm, make_cartpole())
         if how == "class":
             agent.policy.lstm_actor.__class__ = Fading
         if how == "hook":
@@ -181,23 +173,6 @@ def test_an_lstm_may_be_one_of_the_users_own(how, monkeypatch):
         agents.append(learn(agent))
     assert_same_agent(*agents)
     assert not agents[1].is_accelerated
-
-
-def test_recurrent_ppo_takes_a_class_and_its_arguments():
-    class Mine(ours.TritonRecurrentRolloutBuffer):
-        pass
-
-    agent = new_agent(
-        TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=Mine, rollout_buffer_kwargs={"backend": "cpu"}
-    )
-    assert type(agent.rollout_buffer) is Mine and agent.rollout_buffer.backend == "cpu"
-
-
-@pytest.mark.parametrize("verbose", [0, 1])
-def test_recurrent_ppo_says_what_it_chose_if_it_may(verbose, capsys):
-    new_agent(TritonRecurrentPPO, make_cartpole(), verbose=verbose)
-    said = capsys.readouterr().out
-    assert ("Using TritonRecurrentRolloutBuffer for TritonRecurrentPPO on Box" in said) == bool(verbose)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -222,35 +197,23 @@ def test_maskable_ppo_is_saved_and_loaded_in_both_directions(tmp_path):
         assert_same_agent(agent, expected)
 
 
-def test_recurrent_ppo_is_saved_and_loaded_in_both_directions_without_a_word(tmp_path):
+def test_recurrent_ppo_is_saved_and_loaded_in_both_directions(tmp_path):
     for name, algorithm in (("stock", RecurrentPPO), ("ours", TritonRecurrentPPO)):
         learn(new_agent(algorithm, make_cartpole())).save(tmp_path / name)
     assert b"rl_triton" not in zipfile.ZipFile(tmp_path / "ours.zip").read("data")
     expected = train_loaded(RecurrentPPO, tmp_path / "stock", make_cartpole)
     for name, algorithm in (("ours", TritonRecurrentPPO), ("ours", RecurrentPPO), ("stock", TritonRecurrentPPO)):
         agent = train_loaded(algorithm, tmp_path / name, make_cartpole)
-        used = (
-            ours.TritonRecurrentRolloutBuffer if algorithm is TritonRecurrentPPO else recurrent.RecurrentRolloutBuffer
-        )
-        assert type(agent.rollout_buffer) is used
-        assert_same_agent(agent, expected)
-
-
-def test_recurrent_ppo_keeps_a_class_that_was_named(tmp_path):
-    kwargs = {"rollout_buffer_class": recurrent.RecurrentRolloutBuffer}
-    new_agent(TritonRecurrentPPO, make_cartpole(), **kwargs).save(tmp_path / "agent")
-    loaded = TritonRecurrentPPO.load(tmp_path / "agent", env=make_cartpole(), device="cpu")
-    assert type(loaded.rollout_buffer) is recurrent.RecurrentRolloutBuffer
+        assert type(agent) is RecurrentPPO or agent.is_accelerated
+        assert_close_agent(agent, expected)
 
 
 def test_loading_where_this_package_is_absent(tmp_path):
     """The error that docs/sb3.md quotes, and what it says to do about it."""
-    recurrent_buffer = {"rollout_buffer_class": ours.TritonRecurrentRolloutBuffer}
     saved = {
         "host": (PPO, {"rollout_buffer_class": TritonRolloutBuffer, "rollout_buffer_kwargs": {"backend": "cpu"}}),
         "masked": (MaskablePPO, {"rollout_buffer_class": ours.TritonMaskableRolloutBuffer}),
         "recurrent": (TritonRecurrentPPO, {}),
-        "recurrent_by_class": (TritonRecurrentPPO, recurrent_buffer),
     }
     agents = {}
     for name, (algorithm, kwargs) in saved.items():
@@ -271,7 +234,6 @@ def test_loading_where_this_package_is_absent(tmp_path):
             "host": (PPO, RolloutBuffer),
             "masked": (MaskablePPO, MaskableRolloutBuffer),
             "recurrent": (RecurrentPPO, None),
-            "recurrent_by_class": (RecurrentPPO, None),
         }
         for name, (algorithm, buffer_class) in theirs.items():
             try:
@@ -305,26 +267,20 @@ def test_loading_where_this_package_is_absent(tmp_path):
 
 
 @SPACES
-@pytest.mark.parametrize(
-    ("algorithm", "kind"), [(MaskablePPO, "TritonMaskable"), (TritonRecurrentPPO, "TritonRecurrent"), (TRPO, None)]
-)
+@pytest.mark.parametrize(("algorithm", "kind"), [(MaskablePPO, "TritonMaskable"), (TRPO, None)])
 def test_the_chooser(algorithm, kind, space):
     expected = of_kind(ours, kind, space) if kind else rollout_buffer_class_for(space)
     assert rollout_buffer_class_for(space, algorithm) is expected
     assert rollout_buffer_class_for(space, type("Mine", (algorithm,), {})) is expected
 
 
-def test_the_chooser_says_what_to_do_about_recurrent_ppo():
-    with pytest.raises(
-        TypeError, match=r"RecurrentPPO takes no rollout_buffer_class: use .*sb3\.contrib\.TritonRecurrentPPO"
-    ):
-        rollout_buffer_class_for(BOX, RecurrentPPO)
+def test_the_chooser_says_that_recurrent_ppo_takes_none():
+    with pytest.raises(TypeError, match="^TritonRecurrentPPO takes no rollout_buffer_class$"):
+        rollout_buffer_class_for(BOX, TritonRecurrentPPO)
 
 
 def test_the_wrong_class_says_which_one_to_use():
     with pytest.raises(TypeError, match="use TritonMaskableDictRolloutBuffer"):
         new_agent(MaskablePPO, masked_dict_cartpole(), rollout_buffer_class=ours.TritonMaskableRolloutBuffer)
-    with pytest.raises(AssertionError, match="use TritonRecurrentRolloutBuffer"):
-        new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=ours.TritonRecurrentDictRolloutBuffer)
-    with pytest.raises(TypeError, match="rollout_buffer_class: got TritonRolloutBuffer, .*RecurrentRolloutBuffer"):
-        new_agent(TritonRecurrentPPO, make_cartpole(), rollout_buffer_class=TritonRolloutBuffer)
+    with pytest.raises(AssertionError, match="use TritonMaskableRolloutBuffer"):
+        new_agent(MaskablePPO, masked_cartpole(), rollout_buffer_class=ours.TritonMaskableDictRolloutBuffer)

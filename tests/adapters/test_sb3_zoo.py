@@ -84,9 +84,7 @@ def zoo(tmp_path_factory):
 def test_a_model_is_trained_and_played(algorithm, zoo):
     """Of our class, whose parameters stock's class takes: `enjoy` has no flag."""
     folder, outputs = zoo
-    trained, played = (outputs[f"{name} {algorithm}"] for name in ("train", "play"))
-    assert "enabled" in read_model(algorithm, folder, 1) or "Using TritonRecurrentRolloutBuffer" in trained
-    assert "Loading" in played
+    assert "enabled" in read_model(algorithm, folder, 1) and "Loading" in outputs[f"play {algorithm}"]
 
 
 def test_a_model_is_trained_on(zoo):

@@ -12,7 +12,7 @@ from recorded_graphs import allow_captures
 from torch import distributed, nn
 
 from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, release_optimizer
-from rl_triton_adapters.common.overrides import find_own, find_settings
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings
 from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 
@@ -286,3 +286,5 @@ def test_which_methods_of_an_object_are_gone_around():
     thing.compute = find_own  # of ours, which stands there while it runs
     assert not find_own([thing], [Kind.run], (__name__,))
     assert find_own([other], [Kind.run], (__name__,)) == f"Other derives from no class of {__name__}"
+    unhashable = type("Own", (Kind,), {"__module__": "users", "scale": [2.0]})
+    assert find_override(unhashable, ["scale"], (__name__,)) == "Own has its own scale"

@@ -158,13 +158,6 @@ def test_names_of_users_are_free(tmp_path):
         assert getattr(agent, name)(1, 2, 3, 4, x=5) == ((1, 2, 3, 4), {"x": 5})
 
 
-def test_an_agent_without_the_method_of_the_loss_says_so(tmp_path, monkeypatch):
-    """As that of 1.6.1 and of Isaac Lab."""
-    monkeypatch.delattr(A2CAgent, "calc_losses")
-    with pytest.warns(RuntimeWarning, match="the loss is RL-Games' own: this version has no calc_losses"):
-        make_agent("triton", "pendulum", tmp_path)
-
-
 def test_another_actor_loss_is_not_replaced(tmp_path):
     stock, ours = (make_agent(name, "pendulum", tmp_path, {"use_smooth_clamp": True}) for name in ("stock", "triton"))
     arguments = (torch.zeros(4), torch.ones(4), torch.ones(4), 0.2, *[torch.ones(4, 1)] * 4, torch.ones(4), None)

@@ -356,21 +356,12 @@ def test_a_policy_loss_of_the_same_name_is_not_overwritten(monkeypatch):
 # -- other versions of verl -------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_version_is_compared_with_and_warned_of(monkeypatch, caplog):
-    monkeypatch.setattr(verl, "__version__", "99.0")
-    adapter.install()
-    adapter.uninstall()
-    *_, warning = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
-    assert "verl 99.0 is not a version" in warning and "compute_policy_loss_gspo" in warning
-
-
 def find_module(name):
     return torch_functional if name in adapter.TOKENS else core_algos
 
 
 def change_numbers(monkeypatch, *names):
     """Pretend a version of verl whose functions of these names have other results."""
-    monkeypatch.setattr(verl, "__version__", "99.0")
     for name in names:
         stock = getattr(find_module(name), name)
 
@@ -386,7 +377,7 @@ VANILLA = "compute_policy_loss_vanilla"
 FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), *adapter.TOKENS, VANILLA]
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS[:2], LOSSES["gpg"].__name__, *FUNCTIONS[-2:]])
+@pytest.mark.parametrize("name", [*FUNCTIONS[:2], LOSSES["gpg"].__name__, VANILLA])
 def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     """And the others are replaced."""
     change_numbers(monkeypatch, name)
@@ -397,7 +388,7 @@ def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     adapter.uninstall()
     assert replaced == [x for x in stock if x != name] and has_loss == (name != VANILLA)
     assert {x: getattr(find_module(x), x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
-    assert f".{name} has other results than in 0.9.1; verl's own stays" in caplog.text
+    assert f".{name} has other results than ours; verl's own stays" in caplog.text
 
 
 def test_a_loss_that_does_not_read_its_aggregation_is_left_out(monkeypatch, caplog):
@@ -408,7 +399,6 @@ def test_a_loss_that_does_not_read_its_aggregation_is_left_out(monkeypatch, capl
         return stock(*args, loss_agg_mode="seq-mean-token-mean", **kwargs)
 
     changed.__signature__ = inspect.signature(stock)
-    monkeypatch.setattr(verl, "__version__", "99.0")
     monkeypatch.setattr(core_algos, "compute_policy_loss_gspo", changed)
     adapter.install()
     kept = core_algos.compute_policy_loss_gspo
@@ -426,7 +416,9 @@ def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):
 
 
 def test_a_version_in_which_all_differ_is_refused(monkeypatch):
-    change_numbers(monkeypatch, *FUNCTIONS)
+    change_numbers(monkeypatch, *(x for x in FUNCTIONS if x not in adapter.TOKENS))
+    for name in adapter.TOKENS:
+        monkeypatch.setattr(torch_functional, name, lambda other: other)
     with pytest.raises(RuntimeError, match="core_algos.compute_gae_advantage_return has other results"):
         adapter.install()
 

@@ -1,4 +1,4 @@
-"""CleanRL: advantages and returns for single-file scripts and for CleanRL's rollout buffer.
+"""CleanRL: advantages and returns for single-file scripts.
 
 One call stands in the place of the loop that follows ``# bootstrap value if not done``:
 
@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core import compute_gae
-from rl_triton_core.conventions import Boundaries, from_cleanrl, from_episode_starts, from_gymnasium_same_step
+from rl_triton_core.conventions import Boundaries, from_cleanrl, from_gymnasium_same_step
 from rl_triton_core.extending import RolloutLayout, check_flags, check_layout, check_number, check_per_step
 
-__all__ = ["AdvantagesAndReturns", "RolloutBufferMixin", "gae"]
+__all__ = ["AdvantagesAndReturns", "gae"]
 
 AUTORESETS = ("same_step", "next_step")
 
@@ -117,103 +115,6 @@ def _run_loop(
         delta = rewards[t] + gamma * next_values[t] * goes_on[t] - values[t]
         advantages[t] = last = delta + gamma * lambda_ * goes_on[t] * last
     return AdvantagesAndReturns(advantages, advantages + values)
-
-
-class RolloutBufferMixin:
-    """Compute advantages and returns with `rl_triton_core`, in the place of the buffer's own loop.
-
-    Put it in front of `RolloutBuffer` of `cleanrl_utils.buffers`, or of any buffer that stores `rewards`, `values` and
-    `episode_starts` as arrays or tensors [n_steps, n_envs] and has `buffer_size`, `n_envs`, `gamma` and `gae_lambda`:
-
-        class TritonRolloutBuffer(RolloutBufferMixin, RolloutBuffer): ...
-
-    Every done counts as a termination, as in the buffer's own loop. For Stable-Baselines3's algorithms there is
-    `rl_triton_adapters.sb3`.
-
-    Source:
-        https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl_utils/buffers.py
-    """
-
-    backend: str | None = None
-    """Name of a backend of `rl_triton_core`; None leaves the choice to the core."""
-
-    buffer_size: int
-    n_envs: int
-    gamma: float
-    gae_lambda: float
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Refuse a subclass that would go on with another buffer's loop."""
-        super().__init_subclass__(**kwargs)
-        for base in cls.__mro__[: cls.__mro__.index(RolloutBufferMixin)]:
-            if "compute_returns_and_advantage" in vars(base) and not issubclass(base, RolloutBufferMixin):
-                raise TypeError(f"{cls.__name__}: got {base.__name__} before RolloutBufferMixin, expected it after")
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Create the buffer, and compile what its advantages need if it has its arrays by then."""
-        super().__init__(*args, **kwargs)
-        if getattr(self, "rewards", None) is not None and not find_off_switch():
-            self.warm_up()
-
-    def warm_up(self) -> None:
-        """Compute the advantages of the empty buffer, so that nothing is compiled when those of a rollout are."""
-        dones = np.zeros(self.n_envs, bool)
-        RolloutBufferMixin.compute_returns_and_advantage(self, torch.zeros(self.n_envs, 1), dones)
-
-    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
-        """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
-
-        Args:
-            last_values: Value of the observation after the last step, one per environment, on any device.
-            dones: Whether the last step of each environment ended an episode, [n_envs].
-
-        Raises:
-            TypeError: The class in front of which this one stands is no rollout buffer, or `last_values` no tensor.
-            ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
-                not [n_steps, n_envs].
-        """
-        if find_off_switch():
-            super().compute_returns_and_advantage(last_values, dones)  # type: ignore[misc]
-            return
-        rewards, values, advantages, returns = map(self._get_tensor, ("rewards", "values", "advantages", "returns"))
-        if not isinstance(last_values, torch.Tensor):
-            raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
-        if last_values.numel() != self.n_envs:
-            got = tuple(last_values.shape)
-            raise ValueError(f"last_values: got shape {got}, expected one value per environment ({self.n_envs})")
-        if np.shape(dones) != (self.n_envs,):
-            raise ValueError(f"dones: got shape {np.shape(dones)}, expected ({self.n_envs},)")
-        compute_gae(
-            rewards,
-            values,
-            self._get_dones(dones),
-            bootstrap_values=last_values.detach().to(values).flatten(),
-            gamma=self.gamma,
-            lambda_=check_number("gae_lambda", self.gae_lambda, 0.0, 1.0),
-            time_dim=0,
-            out=(advantages, returns),
-            backend=self.backend,
-        )
-
-    def _get_dones(self, last_dones: npt.NDArray[np.bool_]) -> torch.Tensor:
-        """Return whether each step ended its episode, [n_steps, n_envs]; `last_dones` are those of the last step."""
-        starts = self._get_tensor("episode_starts")
-        ends = torch.as_tensor(np.asarray(last_dones, bool), device=starts.device)
-        return from_episode_starts(starts, ends, torch.zeros(self.n_envs, device=starts.device)).terminated
-
-    def _get_tensor(self, name: str) -> torch.Tensor:
-        """Wrap an array of the buffer as a tensor over the same memory."""
-        array = getattr(self, name, None)
-        if not isinstance(array, (np.ndarray, torch.Tensor)):
-            got = type(array).__name__
-            raise TypeError(f"{type(self).__name__}.{name}: got {got}, expected the array of a rollout buffer")
-        shape, expected = tuple(array.shape), (self.buffer_size, self.n_envs)
-        if shape != expected:
-            raise ValueError(
-                f"{name}: got shape {shape}, expected {expected}: compute the advantages before get() flattens the "
-                "buffer, or after reset()"
-            )
-        return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
 
 def _build_boundaries(

@@ -6,14 +6,11 @@ from functools import lru_cache
 from numbers import Number
 from typing import Any
 
-from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch import nn
 
 from rl_triton_core.capture import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-COMPILED = "_compiled_call_impl"
-"""Where `nn.Module.compile` leaves what is called."""
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]
 """Those of all modules."""
 LIBRARIES = (
@@ -47,16 +44,10 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
             return f"this {kind.__name__} has its own {name}{locate(own[name])}"
         for owner in bases if hasattr(kind, name) else ():
             if name in owner.__dict__:
-                if not is_frameworks(owner, name, owner.__dict__[name], packages):
+                if not is_written_in(packages, owner.__dict__[name], owner.__module__):
                     return f"{owner.__name__} has its own {name}{locate(owner.__dict__[name])}"
                 break
     return ""
-
-
-@lru_cache(maxsize=1024)
-def is_frameworks(owner: type, name: str, attribute: Any, packages: tuple[str, ...]) -> bool:
-    """Whether what a class has of a name was written in these packages."""
-    return is_written_in(packages, attribute, owner.__module__)
 
 
 def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:
@@ -182,20 +173,3 @@ def list_modules(module: nn.Module) -> list[nn.Module]:
     for x in found:
         found += [part for part in x._modules.values() if part is not None]
     return found
-
-
-def apply_modules(modules: Iterable[nn.Module | None], x: Tensor) -> Tensor:
-    """Call modules in turn, without gradients; those of perceptrons without what `nn.Module` does besides."""
-    for module in modules:
-        own: Any = module.__dict__
-        is_plain = not (own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own or own.get(COMPILED))
-        kind = type(module) if is_plain else None
-        if kind is nn.Linear:
-            x = linear(x, own["_parameters"]["weight"], own["_parameters"]["bias"])
-        elif kind is nn.Tanh:
-            x = x.tanh()
-        elif kind is nn.Sequential:
-            x = apply_modules(own["_modules"].values(), x)
-        else:
-            x = module(x)  # type: ignore[misc]
-    return x

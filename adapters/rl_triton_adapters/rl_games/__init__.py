@@ -20,7 +20,6 @@ from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae
 from rl_triton_core.capture import is_written_in
-from rl_triton_core.extending import warn
 from rl_triton_core.losses import LogProbs, ppo_loss
 
 try:
@@ -87,15 +86,8 @@ class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Descr
     The loss is RL-Games' own with masks of sequences, several values per state, `use_experimental_cv: False` beside a
     central value network, mixed precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's
     agent that this class stands in front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1
-    and Isaac Lab's, computes the loss itself, which is warned of.
+    and Isaac Lab's, computes the loss itself.
     """
-
-    def __init__(self, base_name: str, params: dict[str, Any]) -> None:
-        """Create the agent, as `TritonAdvantagesMixin` does."""
-        super().__init__(base_name, params)
-        if self.enabled and not hasattr(A2CAgent, "calc_losses"):
-            text = "the advantages are ours, the loss is RL-Games' own: this version has no calc_losses (1.6.5 has)"
-            warn(f"TritonA2CAgent: {text}", RuntimeWarning, stacklevel=2)
 
     def calc_losses(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Compute the loss of a minibatch, as `compute_losses`, or as the agent does."""

@@ -55,22 +55,13 @@ class TritonAPPO(TritonAlgorithm, APPO):
     """`APPO` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
 
 
-class FlaggedPPO(TritonPPO):
-    """`PPO` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
-
-    needs_flag = True
-
-
-class FlaggedIMPALA(TritonIMPALA):
-    """`IMPALA` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
-
-    needs_flag = True
+def flag(ours: type[TritonAlgorithm]) -> Any:
+    """RLlib's algorithm, whose learners compute with `rl_triton_core` if a flag says so."""
+    name = ours.__name__.replace("Triton", "Flagged")
+    return type(name, (ours,), {"needs_flag": True, "__module__": __name__, "__doc__": flag.__doc__})
 
 
-class FlaggedAPPO(TritonAPPO):
-    """`APPO` of RLlib, whose learners compute with `rl_triton_core` if a flag says so."""
-
-    needs_flag = True
+FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = map(flag, (TritonPPO, TritonIMPALA, TritonAPPO))
 
 
 def add_names() -> None:

@@ -7,7 +7,6 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
-from functools import partial
 from inspect import signature
 from typing import Any, ClassVar
 
@@ -19,17 +18,16 @@ from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
-from rl_triton_adapters.common.update import DeferredChecks, find_reason
+from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.sb3.policies import can_draw, detach_distribution, draw_actions, kept_distribution
+from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
 from gymnasium import spaces
-from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 
@@ -44,8 +42,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     sde_devices: ClassVar[tuple[str, ...]] = DEVICES
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes of the rollout buffer that a step reads."""
-    buffer_classes: ClassVar[tuple[Any, ...]] = (RolloutBuffer, DictRolloutBuffer)
-    """Whose minibatches are the rows of these attributes."""
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
@@ -77,11 +73,8 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
                 self.rollout_buffer_kwargs = kwargs
         super()._setup_model()
         self.rollout_buffer_kwargs = kwargs
-        if self.device.type == "cpu" and not self.find_obstacle() and not compile_update(self):
-            self._compile_step()
-
-    def _compile_step(self) -> None:
-        """Compile what a step on a CPU needs that is not part of a compiled update."""
+        if self.device.type == "cpu" and not self.find_obstacle():
+            compile_update(self)
 
     def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Leave the advice to train on a CPU to what trains as the stock algorithm."""
@@ -91,13 +84,10 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def find_obstacle(self) -> str:
         """As for all algorithms; a buffer may make minibatches of its own, or rounding decide where an update stops."""
         buffer, kl = self.rollout_buffer, getattr(self, "target_kl", None)
-        is_own = getattr(type(buffer), "get", None) not in [x.get for x in self.buffer_classes]
-        reasons = {
-            f"{type(buffer).__name__} makes minibatches of its own": is_own,
-            f"a target_kl of {kl} is left to rounding": not (kl is None or kl > torch.finfo(torch.float32).eps),
-        }
+        is_rounded = not (kl is None or kl > torch.finfo(torch.float32).eps)
         stock = list_stock(type(buffer), "get", (*PACKAGES, "rl_triton_adapters"))
-        return super().find_obstacle() or find_reason(reasons) or find_own([buffer], stock, PACKAGES)
+        reason = super().find_obstacle() or find_own([buffer], stock, PACKAGES)
+        return reason or f"a target_kl of {kl} is left to rounding" * is_rounded
 
     def _forget_inputs(self) -> None:
         self._rollout, self._modes = {}, TrainingModes(self.policy)
@@ -272,19 +262,19 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         if results is not None:
             return results
         assert self._acting is not None
+        if not (deterministic or self._acting.reason or torch.is_grad_enabled()):
+            detach_distribution(self.policy)
+            results = self._act_once(obs, masks)
+            if not results[2].isnan().any():
+                return results
         more = {"deterministic": True, **masks} if deterministic else masks
-        forward = partial(type(self.policy).forward, self.policy, obs, **more)
-        is_eager, action_masks = bool(self._acting.reason), masks.get("action_masks")
-        is_replaced = can_draw(self.policy, action_masks) if is_eager else not torch.is_grad_enabled()
-        if deterministic or not is_replaced:
-            return forward()
-        detach_distribution(self.policy)
-        results = draw_actions(self.policy, obs, action_masks) if is_eager else self._act_once(obs, masks)
-        return forward() if results[2].isnan().any() else results
+        stock: tuple[torch.Tensor, ...] = type(self.policy).forward(self.policy, obs, **more)
+        return stock
 
     def _compute_actions(self, observations: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
-        if can_draw(self.policy, masks.get("action_masks")):
+        has_masks = masks.get("action_masks") is not None
+        if find_head(self.policy) is not None and has_masks == hasattr(self.policy.action_dist, "apply_masking"):
             actions, values, log_probs = draw_actions(self.policy, observations, **masks)
         else:
             with kept_distribution(self.policy), DeferredChecks() as checks:

@@ -5,7 +5,7 @@ One line turns them on, and the trained agent stays the same, bit for bit:
     PPO("MlpPolicy", env, rollout_buffer_class=TritonRolloutBuffer)
 
 The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU backend reads and writes it in place.
-`contrib` serves MaskablePPO and RecurrentPPO, and `rollout_buffer_class_for` chooses the class.
+`contrib` serves MaskablePPO, and `rollout_buffer_class_for` chooses the class.
 """
 
 from importlib import import_module
@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_triton_adapters.cleanrl import RolloutBufferMixin
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.versions import explain_import
-from rl_triton_core.extending import say
+from rl_triton_core import compute_gae
+from rl_triton_core.extending import check_number, say
 
 try:
     from gymnasium import spaces
@@ -33,7 +34,7 @@ __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "
 _FLAT_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
-class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
+class TritonGAEMixin(RolloutBuffer):
     """Compute advantages and returns with `rl_triton_core`, in the place of the Stable-Baselines3 loop.
 
     Put it in front of any rollout buffer that stores `rewards`, `values` and `episode_starts` as `[n_steps, n_envs]`.
@@ -61,6 +62,9 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         self._check_space(observation_space)
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
+        if not find_off_switch():  # so that nothing is compiled when a rollout is over
+            none = torch.zeros(self.n_envs, 1), np.zeros(self.n_envs, bool)
+            TritonGAEMixin.compute_returns_and_advantage(self, *none)
 
     def reset(self) -> None:
         """Make room for a new rollout."""
@@ -69,12 +73,63 @@ class TritonGAEMixin(RolloutBufferMixin, RolloutBuffer):
         self._starts = np.zeros((self.buffer_size + 1, self.n_envs), np.float32)
         self.episode_starts = self._starts[:-1]
 
+    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
+        """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
+
+        Args:
+            last_values: Value of the observation after the last step, one per environment, on any device.
+            dones: Whether the last step of each environment ended an episode, [n_envs].
+
+        Raises:
+            TypeError: The class in front of which this one stands is no rollout buffer, or `last_values` no tensor.
+            ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
+                not [n_steps, n_envs].
+        """
+        if find_off_switch():
+            super().compute_returns_and_advantage(last_values, dones)
+            return
+        rewards, values, advantages, returns = map(self._get_tensor, ("rewards", "values", "advantages", "returns"))
+        if not isinstance(last_values, torch.Tensor):
+            raise TypeError(f"last_values: got {type(last_values).__name__}, expected a torch.Tensor")
+        if last_values.numel() != self.n_envs:
+            got = tuple(last_values.shape)
+            raise ValueError(f"last_values: got shape {got}, expected one value per environment ({self.n_envs})")
+        if np.shape(dones) != (self.n_envs,):
+            raise ValueError(f"dones: got shape {np.shape(dones)}, expected ({self.n_envs},)")
+        compute_gae(
+            rewards,
+            values,
+            self._get_dones(dones),
+            bootstrap_values=last_values.detach().to(values).flatten(),
+            gamma=self.gamma,
+            lambda_=check_number("gae_lambda", self.gae_lambda, 0.0, 1.0),
+            time_dim=0,
+            out=(advantages, returns),
+            backend=self.backend,
+        )
+
     def _get_dones(self, last_dones: npt.NDArray[np.bool_]) -> torch.Tensor:
-        base = getattr(self.episode_starts, "base", None)
-        if base is None or base is not self._starts:  # somebody gave the buffer another array, or a tensor
-            return super()._get_dones(last_dones)
-        self._starts[-1] = last_dones
-        return torch.from_numpy(self._starts[1:])
+        """Whether each step ended its episode, [n_steps, n_envs]; `last_dones` are those of the last step."""
+        starts = self._get_tensor("episode_starts")
+        if getattr(self.episode_starts, "base", None) is self._starts:
+            self._starts[-1] = last_dones
+            return torch.from_numpy(self._starts[1:])
+        ends = torch.as_tensor(np.asarray(last_dones, bool), device=starts.device)
+        return torch.cat([starts[1:].bool(), ends[None]])  # somebody gave the buffer another array, or a tensor
+
+    def _get_tensor(self, name: str) -> torch.Tensor:
+        """Wrap an array of the buffer as a tensor over the same memory."""
+        array = getattr(self, name, None)
+        if not isinstance(array, (np.ndarray, torch.Tensor)):
+            got = type(array).__name__
+            raise TypeError(f"{type(self).__name__}.{name}: got {got}, expected the array of a rollout buffer")
+        shape, expected = tuple(array.shape), (self.buffer_size, self.n_envs)
+        if shape != expected:
+            raise ValueError(
+                f"{name}: got shape {shape}, expected {expected}: compute the advantages before get() flattens the "
+                "buffer, or after reset()"
+            )
+        return torch.as_tensor(array)
 
     def _check_space(self, space: spaces.Space[Any]) -> None:
         name = type(self).__name__
@@ -103,7 +158,7 @@ def rollout_buffer_class_for(
 
     Args:
         observation_space: Observation space of the environment.
-        algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO, or one derived from these.
+        algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, or one derived from these.
         verbose: 0 for silence, else the choice is printed, as Stable-Baselines3 prints its device.
 
     Returns:
@@ -117,7 +172,7 @@ def rollout_buffer_class_for(
     if not (isinstance(algorithm, type) and issubclass(algorithm, OnPolicyAlgorithm)):
         raise TypeError(
             f"{getattr(algorithm, '__name__', algorithm)} keeps no rollouts, so it has no advantages to compute: "
-            "use an algorithm class such as PPO, A2C, TRPO, MaskablePPO, TritonRecurrentPPO"
+            "use an algorithm class such as PPO, A2C, TRPO, MaskablePPO"
         )
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
@@ -127,11 +182,9 @@ def rollout_buffer_class_for(
                 f"{part} is none of Box, Discrete, MultiDiscrete, MultiBinary, nor a Dict of these"
             )
     bases = {base.__name__ for base in algorithm.__mro__}
-    if "RecurrentPPO" in bases and "TritonRecurrentPPO" not in bases:
-        raise TypeError(
-            f"{algorithm.__name__} takes no rollout_buffer_class: use rl_triton_adapters.sb3.contrib.TritonRecurrentPPO"
-        )
-    family = next((name for name in ("Maskable", "Recurrent") if f"{name}PPO" in bases), "")
+    if "RecurrentPPO" in bases:
+        raise TypeError(f"{algorithm.__name__} takes no rollout_buffer_class")
+    family = "Maskable" * ("MaskablePPO" in bases)
     module = import_module(f"{__package__}.{'contrib' if family else 'buffers'}")
     name = f"Triton{family}{'Dict' * isinstance(observation_space, spaces.Dict)}RolloutBuffer"
     buffer_class: type[TritonGAEMixin] = getattr(module, name)

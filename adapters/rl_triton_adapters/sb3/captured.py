@@ -3,9 +3,8 @@
     model = TritonPPO("MlpPolicy", "CartPole-v1")
 
 Drop-ins for `PPO` and `A2C`: the same arguments and one more, the same minibatches, logs and checkpoints. There is less
-work in a step, actions are drawn without distribution objects, and on a GPU both are captured in CUDA graphs. With a
-rollout buffer that makes minibatches of its own, they are `PPO` and `A2C`.
-`sb3.contrib` has MaskablePPO.
+work in a step and in acting; on a GPU, both are captured in CUDA graphs. With a buffer that makes minibatches of its
+own, they are `PPO` and `A2C`. `sb3.contrib` has MaskablePPO.
 """
 
 from typing import Any, ClassVar
@@ -16,7 +15,7 @@ from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
 from rl_triton_adapters.sb3.compiled import run_compiled
-from rl_triton_adapters.sb3.policies import compile_loss, compute_loss, evaluate_actions
+from rl_triton_adapters.sb3.policies import compute_loss, evaluate_actions
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import say
 
@@ -48,10 +47,6 @@ class PPOUpdateMixin(AcceleratedMixin):
     normalize_advantage: bool
     clip_range: Any
     clip_range_vf: Any
-
-    def _compile_step(self) -> None:
-        value_clip = None if self.clip_range_vf is None else 1.0
-        compile_loss(self.policy, value_clip=value_clip, normalize_advantages=bool(self.normalize_advantage))
 
     def _ask_schedules(self) -> dict[str, Any]:
         """A clip range is 0 or less where schedules end, or the last rollout goes beyond their end."""

@@ -13,7 +13,7 @@ from torch import nn
 from rl_triton_adapters.common.overrides import find_override, find_own, has_hooks, list_modules
 from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.sb3.base import PACKAGES
-from rl_triton_adapters.sb3.policies import EXTRACTING, MASKED_LOGIT, explain_head, find_head, list_sizes
+from rl_triton_adapters.sb3.policies import MASKED_LOGIT, explain_head, find_head, list_sizes
 from rl_triton_core.compiled import CompiledNetwork, CompiledUpdate, Rollout, draw_actions
 from rl_triton_core.extending import say
 
@@ -86,7 +86,7 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
             "a module has hooks": any(map(has_hooks, modules)),
         }
     )
-    return reason or find_own(modules, [type(policy).extract_features, *EXTRACTING], PACKAGES)
+    return reason or find_own(modules, [type(policy).extract_features, MlpExtractor.forward], PACKAGES)
 
 
 def list_own_parameters(modules: list[nn.Module]) -> list[Any]:
@@ -101,15 +101,14 @@ def is_flat(extractor: nn.Module) -> bool:
     return type(extractor) is FlattenExtractor and type(extractor.flatten) is nn.Flatten
 
 
-def compile_update(algorithm: Any) -> bool:
-    """Compile an algorithm's update or load it, and say so if that takes long; whether there is one."""
+def compile_update(algorithm: Any) -> None:
+    """Compile an algorithm's update or load it, if there is one, and say so if that takes long."""
     compiled, _ = find_compiled(algorithm)
     if compiled is not None:
         seconds = compiled.update.compile() + compiled.acting.compile()
         draw_actions(np.empty((0, 1), np.float32), "categorical", [1])
         if seconds > 1 and algorithm.verbose >= 1:
             say(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
-    return compiled is not None
 
 
 def find_features(policy: Any, observations: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""sb3-contrib: rollout buffers for MaskablePPO and RecurrentPPO, and both with updates that take less time.
+"""sb3-contrib: MaskablePPO and RecurrentPPO with updates that take less time, and rollout buffers for the former.
 
     TritonMaskablePPO("MlpPolicy", env)
     TritonRecurrentPPO("MlpLstmPolicy", env)
@@ -20,7 +20,7 @@ from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import describe_update
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_adapters.sb3.base import PACKAGES, replace_methods
-from rl_triton_adapters.sb3.buffers import TritonGAEMixin, rollout_buffer_class_for
+from rl_triton_adapters.sb3.buffers import TritonGAEMixin
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.policies import explain_head, list_sizes
 
@@ -30,7 +30,6 @@ try:
         MaskableDictRolloutBuffer,
         MaskableRolloutBuffer,
     )
-    from sb3_contrib.common.recurrent.buffers import RecurrentDictRolloutBuffer, RecurrentRolloutBuffer
     from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 except ImportError as error:
     raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
@@ -39,9 +38,7 @@ __all__ = [
     "TritonMaskableDictRolloutBuffer",
     "TritonMaskablePPO",
     "TritonMaskableRolloutBuffer",
-    "TritonRecurrentDictRolloutBuffer",
     "TritonRecurrentPPO",
-    "TritonRecurrentRolloutBuffer",
 ]
 
 
@@ -51,14 +48,6 @@ class TritonMaskableRolloutBuffer(TritonGAEMixin, MaskableRolloutBuffer):
 
 class TritonMaskableDictRolloutBuffer(TritonGAEMixin, MaskableDictRolloutBuffer):
     """`MaskableDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
-
-
-class TritonRecurrentRolloutBuffer(TritonGAEMixin, RecurrentRolloutBuffer):
-    """`RecurrentRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
-
-
-class TritonRecurrentDictRolloutBuffer(TritonGAEMixin, RecurrentDictRolloutBuffer):
-    """`RecurrentDictRolloutBuffer` of sb3-contrib with the advantages of `rl_triton_core`."""
 
 
 class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
@@ -71,7 +60,6 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     """
 
     fields: ClassVar = (*PPOUpdateMixin.fields, "action_masks")
-    buffer_classes: ClassVar = (MaskableRolloutBuffer, MaskableDictRolloutBuffer)
 
     def find_obstacle(self) -> str:
         """As for other algorithms; a distribution that is not known may have masks of another form, too."""
@@ -86,68 +74,26 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
 
 
 class TritonRecurrentPPO(RecurrentPPO):
-    """`RecurrentPPO` that takes `rollout_buffer_class` and `rollout_buffer_kwargs`, as PPO does.
+    """`RecurrentPPO` that calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for each.
 
-    RecurrentPPO makes the buffer of sb3-contrib in `_setup_model`, which `load` calls too; here another takes its place
-    at the end of that. Left None, the class is chosen by the observation space and not written to files: RecurrentPPO
-    loads them, with this package or without, and this class loads those of RecurrentPPO.
+    Parameters are those of `RecurrentPPO` up to rounding.
+
+    Args:
+        *args: As of `RecurrentPPO`.
+        enabled: False is `RecurrentPPO`.
+        **kwargs: As of `RecurrentPPO`.
+
+    Raises:
+        TypeError: `enabled` is no bool.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        rollout_buffer_class: type[RecurrentRolloutBuffer | RecurrentDictRolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
-        enabled: bool = False,
-        _init_setup_model: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        """Create the algorithm.
-
-        Args:
-            *args: Passed on to RecurrentPPO.
-            rollout_buffer_class: Class of the rollout buffer; None for one of `rl_triton_core`.
-            rollout_buffer_kwargs: Passed on to the rollout buffer.
-            enabled: True calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for each:
-                parameters are those of `RecurrentPPO` up to rounding, in less time. False: bit for bit.
-            _init_setup_model: Whether to make the networks and the buffer.
-            **kwargs: Passed on to RecurrentPPO.
-
-        Raises:
-            TypeError: If the class is not one of a recurrent rollout buffer, or `enabled` is no bool.
-        """
+    def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.enabled = check_enabled(enabled)
-        super().__init__(*args, **kwargs, _init_setup_model=False)  # type: ignore[misc]
-        self.rollout_buffer_class = rollout_buffer_class
-        self.rollout_buffer_kwargs = rollout_buffer_kwargs or {}
-        if _init_setup_model:
-            self._setup_model()
+        super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
         self.enabled = check_enabled(self.enabled)  # `load` has set it
         super()._setup_model()
-        buffer_class: Any = self.rollout_buffer_class or rollout_buffer_class_for(
-            self.observation_space, TritonRecurrentPPO, verbose=self.verbose
-        )
-        if not issubclass(buffer_class, RecurrentRolloutBuffer | RecurrentDictRolloutBuffer):
-            raise TypeError(
-                f"rollout_buffer_class: got {buffer_class.__name__}, expected one that derives from "
-                "RecurrentRolloutBuffer or RecurrentDictRolloutBuffer, or None to have it chosen"
-            )
-        stock: Any = vars(self).pop("rollout_buffer")
-        shape = stock.hidden_state_shape
-        del stock  # there is memory for one
-        self.rollout_buffer = buffer_class(
-            self.n_steps,
-            self.observation_space,
-            self.action_space,
-            shape,
-            self.device,
-            gamma=self.gamma,
-            gae_lambda=self.gae_lambda,
-            n_envs=self.n_envs,
-            **self.rollout_buffer_kwargs,
-        )
 
     @property
     def is_accelerated(self) -> bool:

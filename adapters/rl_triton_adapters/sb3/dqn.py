@@ -22,7 +22,6 @@ class ValueUpdateMixin(OffPolicyMixin):
     """Algorithms with values of actions alone: one optimizer, whose gradients are clipped."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "max_grad_norm")
-    usual_batch_size: ClassVar[int] = 100
 
     max_grad_norm: Any
 

@@ -7,6 +7,7 @@ A new one derives from `OffPolicyMixin` and the stock algorithm, and says what o
 """
 
 from collections.abc import Iterable
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -66,8 +67,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     _find_compiled, _predict_compiled = find_compiled, predict
     counts_each: ClassVar[int] = 0
     """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
-    usual_batch_size: ClassVar[int] = 64
-    """Of `train`, where none is given, as in the stock algorithm."""
 
     actor: Any
     critic: Any
@@ -93,7 +92,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     @with_check
     def train(self, gradient_steps: int, batch_size: int | None = None) -> None:
         """Make gradient steps, as the stock algorithm does."""
-        batch_size = self.usual_batch_size if batch_size is None else batch_size
+        batch_size = signature(super().train).parameters["batch_size"].default if batch_size is None else batch_size
         self._finish_update()
         step = self._find_update()
         if self._update.stock or not (torch.is_grad_enabled() and gradient_steps):
@@ -135,17 +134,14 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             rows = []
             with step.held():
                 for batch in batches:
-                    rows.append(self._call_step(step, batch, self._choose_parts(index)))
+                    statistics = (self._make_step if step.reason else step)(batch, *self._choose_parts(index))
+                    row = torch.stack([*statistics.values(), step.stop])  # a copy: graphs use their memory again
+                    rows.append(([*statistics], row))
                     index += 1
                     self._n_updates += self.counts_each if index < count else 0
             unread = start_reading(rows, batches)
         self._n_updates = before + count
         self._unfinished = unread and (unread, history)
-
-    def _call_step(self, step: CapturedStep, batch: Any, parts: tuple[Any, ...]) -> tuple[list[str], Tensor]:
-        """Make one gradient step; the names and values of its statistics, and last whether it was refused."""
-        statistics = self._make_step(batch, *parts) if step.reason else step(batch, *parts)
-        return [*statistics], torch.stack([*statistics.values(), step.stop])  # a copy: graphs use their memory again
 
     def _make_step(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
         """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""

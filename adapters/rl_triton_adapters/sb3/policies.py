@@ -10,14 +10,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from rl_triton_adapters.common.overrides import apply_modules, find_own, has_hooks, list_stock
+from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks, replace_nan
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
 
 # isort: split
 from stable_baselines3.common.distributions import Distribution
-from stable_baselines3.common.torch_layers import MlpExtractor
 
 DISTRIBUTIONS = (Distribution, torch.distributions.Distribution)
 HEADS = {
@@ -30,7 +29,6 @@ HEADS = {
     "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
 }
 """Distributions of actions whose equations are known, by the names of their classes."""
-EXTRACTING = (MlpExtractor.forward,)
 MASKED_LOGIT = -1e8
 """Logit of an action that is masked out, as in sb3-contrib."""
 
@@ -62,37 +60,22 @@ def list_sizes(distribution: Any) -> list[int]:
 
 def apply_networks(policy: Any, observations: Any) -> tuple[Tensor, Tensor]:
     """Compute the inputs of the distribution, logits or means, and the values, as a plain `ActorCriticPolicy` does."""
-    features = policy.extract_features(observations)
-    networks, is_learning = policy.mlp_extractor, torch.is_grad_enabled()
-    is_plain = type(networks) is MlpExtractor and not has_hooks(networks) and not is_learning
-    if is_plain and not find_own([networks], EXTRACTING, PACKAGES):
-        pair = (features, features) if policy.share_features_extractor else features
-        latent_pi = apply_modules([networks.policy_net], pair[0])
-        latent_vf = apply_modules([networks.value_net], pair[1])
-    elif policy.share_features_extractor:
+    features, networks = policy.extract_features(observations), policy.mlp_extractor
+    if policy.share_features_extractor:
         latent_pi, latent_vf = networks(features)
     else:
         latent_pi, latent_vf = networks.forward_actor(features[0]), networks.forward_critic(features[1])
-    if is_learning:
-        return policy.action_net(latent_pi), policy.value_net(latent_vf)
-    values = apply_modules([policy.value_net], latent_vf)  # first where it acts, as hooks see
-    return apply_modules([policy.action_net], latent_pi), values
+    return policy.action_net(latent_pi), policy.value_net(latent_vf)
 
 
 # -- acting ------------------------------------------------------------------------------------------------------------
-
-
-def can_draw(policy: Any, action_masks: Any = None) -> bool:
-    """Whether `draw_actions` knows how the policy draws, with these masks or without any."""
-    has_masks = action_masks is not None
-    return find_head(policy) is not None and has_masks == hasattr(policy.action_dist, "apply_masking")
 
 
 def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tensor, Tensor, Tensor]:
     """Return actions, values and log-probabilities: those of the policy's `forward`, bit for bit.
 
     Where that raises an error, since its distribution refuses what the networks return, log-probabilities are NaN.
-    The policy is one that `can_draw`.
+    There are masks if its distribution, which is one of `HEADS`, takes any.
     """
     head = find_head(policy)
     inputs, values = apply_networks(policy, obs)
@@ -211,20 +194,3 @@ def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:
         is_plain = policy.log_std.shape == inputs.shape[1:]
         return Gaussian(inputs, policy.log_std if is_plain else policy.log_std.expand(1, inputs.shape[1])[0])
     return Bernoulli(inputs) if head == "bernoulli" else MultiCategorical(inputs, list_sizes(policy.action_dist))
-
-
-def compile_loss(policy: Any, **arguments: Any) -> None:
-    """Compute the loss of two steps, so that no later one compiles anything; with the arguments of `compute_loss`.
-
-    Of a single one, slices would be contiguous, for which Numba compiles other code.
-    """
-    values, constant = torch.zeros(2, requires_grad=True), torch.zeros(2)
-    arguments |= dict.fromkeys(("old_log_probs", "advantages", "returns", "old_values"), constant)
-    head, actions = find_head(policy), None
-    known: Policy = LogProbs(values, values)
-    if head is not None:
-        sizes = list_sizes(policy.action_dist)
-        known = describe_policy(policy, head, torch.zeros(2, sum(sizes), requires_grad=True))
-        is_indexed = isinstance(known, MultiCategorical)
-        actions = torch.zeros(2, len(sizes), dtype=torch.int64) if is_indexed else torch.zeros(2, sum(sizes))
-    torch.autograd.grad(ppo_loss(known, actions, values=values, **arguments).loss, values)

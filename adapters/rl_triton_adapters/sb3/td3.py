@@ -26,7 +26,6 @@ class TD3UpdateMixin(OffPolicyMixin):
         "target_noise_clip",
     )
     counts_each: ClassVar[int] = 1
-    usual_batch_size: ClassVar[int] = 100
 
     actor_target: Any
     target_policy_noise: float

@@ -45,7 +45,7 @@ LOOPS = functional.generalized_advantage_estimate, functional.td_lambda_return_e
 """Their results have the dtype of the values; those of TorchRL's other functions have the one that all promote to."""
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Functions
+# Functions, in the place of those of the same names in `torchrl.objectives.value.functional` and their vectorised forms
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -96,8 +96,6 @@ def generalized_advantage_estimate(
 ) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimates, by `rl_triton_core.compute_gae`.
 
-    Takes the place of `torchrl.objectives.value.functional.generalized_advantage_estimate` and of its vectorized form.
-
     Arguments are TorchRL's: `gamma` a number, a tensor of one element, or one per step that broadcasts to `reward`;
     `lmbda` in [0, 1], of which TorchRL's function computes what has several elements; values, rewards and flags
     [*B, T, F]. Advantages and value targets have the dtype that values, rewards and `gamma` promote to.
@@ -127,8 +125,6 @@ def td_lambda_return_estimate(
     time_dim: int = -2,
 ) -> Tensor:
     """TD(λ) returns, by `rl_triton_core.compute_lambda_returns`.
-
-    Takes the place of `torchrl.objectives.value.functional.td_lambda_return_estimate` and of its vectorized form.
 
     Arguments and errors are as of `generalized_advantage_estimate`; ``rolling_gamma=False`` is left to TorchRL's
     function. Returns have the dtype that values, rewards, `gamma` and `lmbda` promote to.
@@ -162,8 +158,6 @@ def vtrace_advantage_estimate(
     NVS[t] is 0 where step t terminated, V(s_{t+1}) of `next_state_value` where it was done and at the end, and vs[t+1]
     elsewhere. The core's own advantages would take V(s_{t+1}) + vs[t+1] − V[t+1] there, which is another number
     where `next_state_value` comes from another network than `state_value`.
-
-    Takes the place of `torchrl.objectives.value.functional.vtrace_advantage_estimate`.
 
     Arguments and errors are as of `generalized_advantage_estimate`; clips are >= 0, and those of several elements are
     left to TorchRL's function. It misreads `time_dim` by position: it goes by name.

@@ -56,11 +56,9 @@ __all__ = [
     "uninstall",
 ]
 
-KNOWN_VERSIONS = ("0.9.1",)
 LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
-Estimator = Callable[..., Advantages]
 PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 Request = tuple[dict[str, Any], dict[str, torch.Tensor] | None]
 """Arguments of `grpo_loss`, and what metrics are computed of, if there are any."""
@@ -393,7 +391,7 @@ def _average_metrics(
 # Installation
 # ---------------------------------------------------------------------------------------------------------------------
 
-ESTIMATORS: dict[str, Estimator] = {"gae": compute_gae_advantage_return}
+ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage_return}
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
 TOKENS: dict[str, Callable[..., torch.Tensor]] = {
     function.__name__: function
@@ -425,8 +423,8 @@ def install(*, backend: str | None = None) -> None:
 
     Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
     module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
-    call changes nothing but the backend. A version of verl that this module does not know is warned of, and compared
-    with on a small batch: functions that differ stay verl's own, with a warning each, as GSPO does before 0.9.1.
+    call changes nothing but the backend. Arguments and, on a small batch, numbers of both are compared: functions that
+    differ stay verl's own, with a warning each, as GSPO does before 0.9.1.
     With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
 
     Args:
@@ -497,20 +495,15 @@ def _list_places() -> list[Place]:
 
 
 def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-    """The function, computing with this backend if it has one."""
-    if backend is None or "backend" not in inspect.signature(function).parameters:
-        return function
-    return partial(function, backend=backend)
+    """The function, computing with this backend."""
+    return function if backend is None else partial(function, backend=backend)
 
 
 def _find_same_places() -> list[Place]:
-    """Find what of verl's may be replaced, and warn of what differs and of a version not known."""
-    places = [place for place in _list_places() if hasattr(place.module, place.attribute)]
-    known = verl.__version__ in KNOWN_VERSIONS
+    """Find what of verl's may be replaced, and warn of what differs."""
     same, different = [], []
-    for place in places:
-        difference = _compare_arguments(place) or ("" if known else _compare_numbers(place))
-        if difference:
+    for place in [x for x in _list_places() if hasattr(x.module, x.attribute)]:
+        if difference := _compare_arguments(place) or _compare_numbers(place):
             name = f"{place.module.__name__.rpartition('.')[2]}.{place.attribute}"
             different.append(f"verl {verl.__version__}: {name} {difference}")
         else:
@@ -519,14 +512,6 @@ def _find_same_places() -> list[Place]:
         raise RuntimeError(different[0])
     for text in different:
         logger.warning("%s; verl's own stays", text)
-    if not known:
-        logger.warning(
-            "verl %s is not a version that rl_triton_adapters.verl was tested with (%s). Checked: the arguments of %s, "
-            "and their numbers on a small batch",
-            verl.__version__,
-            ", ".join(KNOWN_VERSIONS),
-            ", ".join(place.attribute for place in places),
-        )
     return same
 
 
@@ -538,36 +523,36 @@ def _compare_arguments(place: Place) -> str:
 
 
 def _compare_numbers(place: Place) -> str:
-    """Say that one of verl's functions gives other numbers than ours, on a batch of three responses."""
+    """Say that one of verl's functions gives other numbers than ours, on a batch of three responses.
+
+    Those of logits are not called: with flash-attn, verl's take tensors of a GPU alone.
+    """
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
-    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
     arguments = {
         "token_level_rewards": rewards,
         "values": values,
         "response_mask": mask,
         "gamma": 0.9,
         "lam": 0.8,
-        "config": config if "loss" in place.attribute else core_algos.AlgoConfig(gamma=0.9),
+        "config": ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1),
         "old_log_prob": -values.exp(),
         "log_prob": -log_prob.exp(),
         "advantages": rewards,
         "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9.1, verl's GSPO does not read it
-        "logits": torch.stack([rewards, values, log_prob], -1).flatten(0, 1),
-        "labels": mask.flatten(),
     }
+    if place.name in TOKENS:
+        return ""
     wanted = {x: arguments[x] for x in inspect.signature(place.function).parameters if x in arguments}
-    stock, ours = getattr(place.module, place.attribute)(**wanted), _bind_backend(place.function, "reference")(**wanted)
-    pairs = zip(stock, ours, strict=True) if isinstance(ours, tuple) else [(stock, ours)]
-    valid = mask.flatten() if "logits" in wanted else mask
+    stock, ours = getattr(place.module, place.attribute)(**wanted), place.function(**wanted, backend="reference")
     same = all(
         all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
         if isinstance(expected, dict)
-        else torch.allclose(got.double() * valid, expected * valid, rtol=1e-6, atol=1e-6)
-        for got, expected in pairs
+        else torch.allclose(got.double() * mask, expected * mask, rtol=1e-6, atol=1e-6)
+        for got, expected in zip(stock, ours, strict=True)
     )
-    return "" if same else f"has other results than in {', '.join(KNOWN_VERSIONS)}"
+    return "" if same else "has other results than ours"
 
 
 def _is_requested() -> bool:

@@ -182,11 +182,6 @@ def list_parts(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [*found]
 
 
-def list_devices(module: nn.Module) -> list[torch.device]:
-    """Where a module has tensors of its own."""
-    return [x.device for own in (module._parameters, module._buffers) for x in own.values() if x is not None]
-
-
 class Source(NamedTuple):
     """Random numbers of the host, and how their state is read and set."""
 
@@ -255,7 +250,8 @@ class HostState:
         for x in registered:
             self.look_into(x, "", 0, found, device)
         parts = [x.owner for x in self.holders if isinstance(x.owner, nn.Module)]
-        self.parts = [x for x in parts if x in registered or {device}.issuperset(list_devices(x))]
+        homes = [{y.device for y in (*x._parameters.values(), *x._buffers.values()) if y is not None} for x in parts]
+        self.parts = [x for x, home in zip(parts, homes, strict=True) if x in registered or home <= {device}]
         self.getters, self.sized = list_getters(self.holders), [x.items for x in self.holders]
         kinds = dict.fromkeys(kind for x in self.holders for kind in type(x.owner).__mro__ if kind not in BASES)
         self.functions = [kind.__dict__ for kind in kinds]

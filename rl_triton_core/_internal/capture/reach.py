@@ -135,7 +135,12 @@ def list_called(
 
 def is_written_in(packages: tuple[str, ...], attribute: Any, *modules: str) -> bool:
     """Whether all functions that an attribute of a class is made of, and these modules, are of these packages."""
-    modules = *modules, *(list_homes(attribute) or [""])
+    return are_in(packages, (*modules, *(list_homes(attribute) or [""])))
+
+
+@lru_cache(maxsize=256)
+def are_in(packages: tuple[str, ...], modules: tuple[str, ...]) -> bool:
+    """Whether all of some modules are of these packages."""
     return all(any(f"{module}.".startswith(f"{package}.") for package in packages) for module in modules)
 
 
@@ -149,11 +154,16 @@ def list_homes(attribute: Any) -> list[str]:
     return [str(x.__globals__.get("__name__")) for x in list_functions(attribute)]
 
 
+def has_line(place: str, *parts: str) -> bool:
+    """Whether a line of a module's source begins with one text, and has the others."""
+    lines = linecache.getlines(str(getattr(sys.modules.get(place), "__file__", "")))
+    return any(line.startswith(parts[0]) and all(x in line for x in parts) for line in lines)
+
+
 def is_made_as(key: str, x: Any) -> bool:
     """Whether the module of a partial function's function has it under this name, in its source too."""
-    home = sys.modules.get(x.func.__module__)
-    lines = linecache.getlines(str(getattr(home, "__file__", "")))
-    return getattr(home, key, None) is x and any(line.startswith(f"{key} = ") and "partial(" in line for line in lines)
+    home = x.func.__module__
+    return getattr(sys.modules.get(home), key, None) is x and has_line(home, f"{key} = ", "partial(")
 
 
 def is_made_for(place: str, key: str, x: Any, home: str) -> bool:
@@ -172,6 +182,7 @@ def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
     is_known = all(home == place or home.partition(".")[0] in known or home.startswith(MADE) for home in homes)
     has_name = key == "forward" or key[:2] == "__" or any(y.__name__ in (key, f"_{key}", "<lambda>") for y in functions)
     has_name = has_name or is_made_for(place, key, x, homes[-1])
-    if is_known and (is_made_as(key, x) if isinstance(x, partial) else has_name or not functions):
+    imported = (y for y in functions if has_line(place, "", f"{y.__name__} as {key}"))
+    if is_known and (is_made_as(key, x) if isinstance(x, partial) else has_name or not functions or any(imported)):
         return ""
     return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"

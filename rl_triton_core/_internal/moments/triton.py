@@ -55,7 +55,8 @@ def list_launches(task: Task, exchange: Exchange | None) -> Iterator[KernelCall]
     tiles = choose_tiles(*task.values.shape)
     new = task.values.new_empty if tiles.number else task.values.new_zeros
     parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
-    values, mask, out = map(list_with_strides, (task.values, task.mask, task.out))
+    tensors = (task.values, task.mask, task.out)
+    values, mask, out = ((None, 0, 0) if x is None else (x, *x.stride()) for x in tensors)
     sizes = *task.values.shape, tiles.number
     arguments: tuple[Any, ...]
     if tiles.number:
@@ -69,11 +70,6 @@ def list_launches(task: Task, exchange: Exchange | None) -> Iterator[KernelCall]
         arguments = *values, *mask, *out, *sizes, parts, len(parts), *task.rule
         constants = tiles.constants | {"PARTS": round_capacity(parts)}
         yield KernelCall(kernels.standardize, tiles.programs, arguments, constants, NUM_WARPS, own)
-
-
-def list_with_strides(x: torch.Tensor | None) -> tuple[Any, ...]:
-    """A matrix and its strides."""
-    return (None, 0, 0) if x is None else (x, *x.stride())
 
 
 def round_capacity(parts: torch.Tensor) -> int:

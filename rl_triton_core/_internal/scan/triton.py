@@ -179,9 +179,11 @@ def build_launches(
         width = width if general is None else GENERAL_SEGMENTS
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     arguments = *kernel_arguments(problem, folds), *compile_equations(problem.recurrence)
+    checked = CHECKED if problem.cu_seqlens is not None else {}  # the kernel asserts that offsets are in order
     for fold in (True, False) if segments > 1 else (False,):
         config = kernel_config(problem, row, width, fold, general)
-        yield KernelCall(grid, (*arguments, config), compile_options(problem, row), folds)
+        options = {"num_warps": row.num_warps, **FUSED, **checked}
+        yield KernelCall(grid, (*arguments, config), options, folds)
 
 
 FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("folds", "strides", "COEFFICIENTS"))
@@ -245,12 +247,6 @@ def kernel_config(
         CHUNKS=row.chunks,
         LOG_UNROLL=row.unroll.bit_length() - 1,
     )
-
-
-def compile_options(problem: Problem, row: Launch) -> dict[str, Any]:
-    """How it is compiled. With `debug`, the kernel asserts that offsets are in order."""
-    checked = CHECKED if problem.cu_seqlens is not None else {}
-    return {"num_warps": row.num_warps, **FUSED, **checked}
 
 
 def presence_bits(streams: Sequence[Any]) -> int:

@@ -12,6 +12,7 @@ from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import LEARNER_RESULTS
 
 from rl_triton_adapters.rllib.check import check_ray, read_flags
+from rl_triton_adapters.rllib.env_runner import TritonSingleAgentEnvRunner
 from rl_triton_adapters.rllib.learners import LEARNERS, METRIC, TritonLearner, TritonPPOTorchLearner
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
@@ -77,9 +78,18 @@ class TritonConfig(AlgorithmConfig):
             raise ValueError(OLD_STACK)
         super().validate()
 
+    def choose_env_runner(self) -> dict[str, Any]:
+        """Our env runner, where RLlib would choose its own for one agent: algorithms are made of the state or dict."""
+        has_own = self.is_multi_agent or self.output or not self.enable_env_runner_and_connector_v2
+        return {} if has_own or self.env_runner_cls is not None else {"env_runner_cls": TritonSingleAgentEnvRunner}
+
+    def to_dict(self) -> dict[str, Any]:
+        """RLlib's dict, with an env runner."""
+        return {**super().to_dict(), **self.choose_env_runner()}
+
     def get_state(self) -> dict[str, Any]:
-        """RLlib's state."""
-        return {**super().get_state(), "class": type(self).__mro__[2]}
+        """RLlib's state, with an env runner."""
+        return {**super().get_state(), "class": type(self).__mro__[2], **self.choose_env_runner()}
 
     def __reduce__(self) -> Any:
         """By the class behind, which Python finds."""

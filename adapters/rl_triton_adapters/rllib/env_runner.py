@@ -1,0 +1,200 @@
+"""RLlib's env runner for one agent, with what its default connectors do to every step in a few lines."""
+
+# mypy: allow-subclassing-any
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+import tree
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.connectors.env_to_module import EnvToModulePipeline
+from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline, NormalizeAndClipActions
+from ray.rllib.core.columns import Columns
+from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical, TorchDeterministic, TorchDiagGaussian
+from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.utils.metrics import ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT
+from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
+from torch import Tensor
+from torch.distributions import Categorical, Normal
+
+from rl_triton_adapters.common.overrides import find_own, find_replaced
+from rl_triton_adapters.common.update import find_reason
+from rl_triton_adapters.rllib.check import read_flags
+from rl_triton_adapters.rllib.compiled import PACKAGES
+from rl_triton_adapters.rllib.update import logger
+
+PIPELINES = EnvToModulePipeline, ModuleToEnvPipeline
+DISTRIBUTIONS = TorchCategorical, TorchDiagGaussian
+
+
+def call_own(self: Any, **given: Any) -> Any:
+    """The call of a pipeline while a sample is made: ours, of RLlib's call and what this is given."""
+    return vars(self)["own_call"](super(type(self), self).__call__, given)
+
+
+SHORT = [type(x.__name__, (x,), {"__call__": call_own, "__module__": x.__module__}) for x in PIPELINES]
+
+
+class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
+    """Samples what RLlib's env runner samples: the same actions and log-probabilities from the same random numbers.
+
+    Both RLlib's connectors and ours make the first step of each sample, of which RLlib's counts, and logs its metrics;
+    if they agree, ours make the others.
+
+    Attributes:
+        reason: Why RLlib's connectors make all steps; empty if they do not.
+    """
+
+    reason = "nothing is sampled yet"
+
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        flags = read_flags(config.learner_config_dict)
+        self._is_wanted, self._said = flags.rl_triton and flags.rl_triton_update, ""
+        self._explores, self._kind, self._known, self._untried = True, None, list[Any](), set[Any]()
+        self._default, plain, given = list[Any](), AlgorithmConfig(), {"env": self.env, "spaces": self.spaces}
+        with suppress(Exception):  # of spaces that only a user's connectors take
+            default = plain.build_env_to_module_connector(**given), plain.build_module_to_env_connector(**given)
+            self._default += [(type(x), *map(type, x.connectors)) for x in default]
+
+    def describe(self) -> str:
+        """Say by whose connectors steps are made, and why."""
+        return "connectors are " + (f"RLlib's own: {self.reason}" if self.reason else "those of rl_triton_adapters")
+
+    def _sample(self, *, explore: bool, random_actions: bool = False, **options: Any) -> Any:
+        """Sample, as RLlib does."""
+        pipelines = self._env_to_module, self._module_to_env
+        self._explores, self._kind, self._known = explore, self._find_kind(explore), [[*x] for x in self._pieces]
+        self.reason = "actions are random" if random_actions else self._find_obstacle()
+        self._untried = {self.observe, self.choose_actions}
+        try:
+            for pipeline, kind, call in zip(pipelines, SHORT, (self._observe, self._act), strict=True):
+                if not self.reason:
+                    vars(pipeline)["own_call"] = call
+                    pipeline.__class__ = kind
+            return super()._sample(explore=explore, random_actions=random_actions, **options)
+        finally:
+            for pipeline, short, kind in zip(pipelines, SHORT, PIPELINES, strict=True):
+                pipeline.__class__ = kind if type(pipeline) is short else type(pipeline)
+                vars(pipeline).pop("own_call", None)
+            if self.describe() != self._said:
+                self._said = self.describe()
+                logger.info("%s", self._said)
+
+    @property
+    def _pieces(self) -> list[list[Any]]:
+        """The connectors of both pipelines."""
+        return [self._env_to_module.connectors, self._module_to_env.connectors]
+
+    def _find_kind(self, explore: bool) -> Any:
+        """The module's distribution of actions; None if it has none."""
+        with suppress(Exception):  # modules raise any that have none
+            module: Any = self.module
+            return (module.get_exploration_action_dist_cls if explore else module.get_inference_action_dist_cls)()
+
+    def _find_obstacle(self) -> str:
+        """Why RLlib's connectors make all steps, as far as can be told before the first; empty if none is known."""
+        pipelines, module = (self._env_to_module, self._module_to_env), self.module
+        kinds = [(type(x), *map(type, pieces)) for x, pieces in zip(pipelines, self._known, strict=True)]
+        reasons = {
+            "switched off": not self._is_wanted,
+            "these are not RLlib's default connectors": kinds != self._default,
+            "there are several modules, or one with states": isinstance(module, MultiRLModule) or module.is_stateful(),
+            f"modules are on {self._device}": str(self._device) != "cpu",
+            f"actions have a {getattr(self._kind, '__name__', self._kind)}": self._kind not in DISTRIBUTIONS,
+        }
+        pieces = [*self._known[0], *self._known[1]]
+        functions = [*(type(x).__call__ for x in pieces), *(x.from_logits for x in DISTRIBUTIONS)]
+        reason = find_reason(reasons) or find_own([*pipelines, *pieces], functions, PACKAGES)
+        things = *pipelines, *pieces, *DISTRIBUTIONS, TorchDeterministic, Categorical, Normal
+        return reason or find_replaced(functions, things, PACKAGES)
+
+    # -- what connectors do --------------------------------------------------------------------------------------------
+
+    def _is_ours(self, ours: Callable[[Any], Any]) -> bool:
+        """Whether one of ours is called: it has agreed with RLlib's, and no callback has changed anything since."""
+        if not self.reason and self._pieces != self._known:
+            self.reason = "connectors have changed while a sample was made"
+        return not self.reason and ours not in self._untried
+
+    def _observe(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """What a module takes, and what RLlib logs and keeps of it."""
+        episodes = given["episodes"]
+        if not self._is_ours(self.observe):
+            return self._try(self.observe, stock, given, episodes)
+        length = sum(map(len, episodes))
+        for name in (ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT):
+            self.metrics.log_value(name, length)
+        given["shared_data"]["memorized_map_structure"] = [x.id_ for x in episodes]
+        return self.observe(episodes)
+
+    def observe(self, episodes: list[Any]) -> dict[str, Tensor]:
+        """What a module takes: the last observations of episodes, [num_envs, ...]."""
+        batch = torch.from_numpy(np.stack([x.observations.data[-1] for x in episodes]))
+        return {Columns.OBS: batch.float() if batch.is_floating_point() and batch.dtype != torch.float16 else batch}
+
+    def _act(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
+        """What episodes keep of a step, and what the environments take."""
+        inputs = given["batch"].get(Columns.ACTION_DIST_INPUTS)
+        is_known = len(given["batch"]) == 1 and self._find_kind(self._explores) is self._kind
+        if not (is_known and isinstance(inputs, Tensor) and math.isfinite(inputs.sum())):
+            return stock(**given)
+        if not self._is_ours(self.choose_actions):
+            return self._try(self.choose_actions, stock, given, inputs)
+        return self.choose_actions(inputs)
+
+    def choose_actions(self, inputs: Tensor) -> dict[str, Any]:
+        """Actions [num_envs, ...] and rows of what belongs to each, drawn as torch.distributions draws them."""
+        if self._kind is TorchCategorical:
+            logits = inputs - inputs.logsumexp(-1, keepdim=True)
+            chosen = torch.multinomial(logits.softmax(-1), 1, True) if self._explores else inputs.argmax(-1, True)
+            actions, log_probs = chosen.squeeze(-1), logits.gather(-1, chosen).squeeze(-1)
+        else:
+            mean, log_std = inputs.chunk(2, dim=-1)
+            distribution = Normal(mean, log_std.exp())
+            actions = distribution.sample() if self._explores else mean  # type: ignore[no-untyped-call]
+            log_probs = distribution.log_prob(actions).sum(-1)  # type: ignore[no-untyped-call]
+        log_probs = log_probs if self._explores else torch.zeros_like(actions)
+        columns = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS
+        results = {name: as_array(x) for name, x in zip(columns, (actions, log_probs, inputs), strict=True)}
+        piece: Any = next(x for x in self._known[1] if isinstance(x, NormalizeAndClipActions))
+        if piece.normalize_actions or piece.clip_actions:
+            change = unsquash_action if piece.normalize_actions else clip_action
+            results[Columns.ACTIONS_FOR_ENV] = change(results[Columns.ACTIONS].copy(), piece._action_space_struct)
+        return results | {name: [*results[name]] for name in columns[1:]}
+
+    def _try(self, ours: Callable[[Any], Any], stock: Callable[..., Any], given: Any, taken: Any) -> Any:
+        """What RLlib's connectors return; whether ours return the same, from the same random numbers, counts later."""
+        before, results, drawn = torch.get_rng_state(), stock(**given), torch.get_rng_state()
+        if not self.reason:
+            self._untried.discard(ours)
+            agrees = False
+            torch.set_rng_state(before)
+            with suppress(Exception):  # what ours cannot do is RLlib's
+                agrees = is_same(results, ours(taken)) and torch.equal(torch.get_rng_state(), drawn)
+            torch.set_rng_state(drawn)
+            self.reason = "" if agrees else f"RLlib's connectors return something else than {ours.__name__}"
+        return results
+
+
+def as_array(x: Tensor) -> Any:
+    """A copy of 32 bits."""
+    array = x.detach().numpy()
+    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+
+
+def is_same(x: Any, y: Any) -> bool:
+    """Whether two results are the same to the last bit; an error if they have other containers."""
+    tree.assert_same_structure(x, y)
+    leaves = zip(tree.flatten(x), tree.flatten(y), strict=True)
+    pairs = [(type(a) is type(b), np.asarray(a), np.asarray(b)) for a, b in leaves]
+    return all(
+        is_like and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for is_like, a, b in pairs
+    )

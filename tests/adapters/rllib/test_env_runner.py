@@ -1,0 +1,344 @@
+"""Episodes of our env runner against those of RLlib's, to the last bit."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+pytest.importorskip("ray.rllib")
+
+import math
+from functools import partial, partialmethod
+
+import torch
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.connectors.common import NumpyToTensor
+from ray.rllib.connectors.env_to_module import MeanStdFilter
+from ray.rllib.connectors.module_to_env import GetActions, normalize_and_clip_actions
+from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.core.rl_module.torch import TorchRLModule
+from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from ray.tune.registry import register_env
+from small import OFF, small_impala, small_ppo, stopping
+from updates import flatten_metrics
+
+from rl_triton_adapters.rllib import enable_triton
+from rl_triton_adapters.rllib.env_runner import TritonSingleAgentEnvRunner as Ours
+
+OURS = "connectors are those of rl_triton_adapters"
+
+
+class Doubles(gym.Env):
+    """Observations of float64, and actions whose bounds are neither -1 nor 1."""
+
+    observation_space = gym.spaces.Box(-1, 1, (3,), np.float64)
+    action_space = gym.spaces.Box(-2, 7, (2,), np.float32)
+
+    def __init__(self, config=None):
+        self.steps = 0
+
+    def reset(self, seed=None, options=None):
+        self.steps = 0
+        return np.full(3, 0.1), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.full(3, np.sin(self.steps + action[0])), float(action[1]), self.steps > 7, False, {}
+
+
+def make_config(env="CartPole-v1", num_envs=2, **options):
+    config = PPOConfig().environment(env, **options.pop("environment", {})).debugging(seed=1)
+    return config.env_runners(num_env_runners=0, num_envs_per_env_runner=num_envs, **options)
+
+
+def make_runners(make=make_config, **options):
+    """RLlib's and ours, with the same weights."""
+    runners = [kind(config=make(**options)) for kind in (SingleAgentEnvRunner, Ours)]
+    runners[1].module.load_state_dict(runners[0].module.state_dict())
+    return runners
+
+
+def sample(runner, change=lambda runner: None, **options):
+    """Episodes of two samples, and random numbers after them."""
+    torch.manual_seed(3)
+    episodes = runner.sample(**options)
+    change(runner)
+    return [*episodes, *runner.sample(**options)], torch.rand(2)
+
+
+def assert_same(runners, change=lambda runner: None, **options):
+    (expected, numbers), (got, drawn) = (sample(x, change, **options) for x in runners)
+    assert torch.equal(numbers, drawn) and len(got) == len(expected) > 1
+    for x, y in zip(got, expected, strict=True):
+        assert x.is_terminated == y.is_terminated and x.get_return() == y.get_return()
+        parts = [(z.get_observations(), z.get_actions(), *map(z.get_extra_model_outputs, NAMES)) for z in (x, y)]
+        for a, b in zip(*parts, strict=True):
+            np.testing.assert_array_equal(a, b, strict=True)
+
+
+NAMES = "action_dist_inputs", "action_logp", "weights_seq_no"
+CASES = {
+    "defaults": {},
+    "one environment": {"num_envs": 1},
+    "a Gaussian": {"env": "Pendulum-v1"},
+    "clipped actions": {"env": "Pendulum-v1", "environment": {"normalize_actions": False, "clip_actions": True}},
+    "actions as they are": {"env": Doubles, "environment": {"normalize_actions": False, "clip_actions": False}},
+    "float64": {"env": Doubles, "num_envs": 3},
+    "processes": {"gym_env_vectorize_mode": "async"},
+}
+
+
+@pytest.mark.parametrize("explore", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_episodes_are_those_of_rllib(name, explore):
+    runners = make_runners(**CASES[name])
+    assert_same(runners, num_timesteps=60, explore=explore)
+    assert runners[1].describe() == OURS
+    assert_same(runners, num_episodes=3, explore=explore)
+    metrics = [flatten_metrics(x.get_metrics()) for x in runners]
+    assert metrics[0].keys() == metrics[1].keys()
+    lengths = [x for x in metrics[0] if "sum_episodes_length" in str(x)]
+    assert len(lengths) == 2 and all(metrics[0][x] == metrics[1][x] for x in lengths)
+
+
+def test_rllib_s_connectors_make_the_first_step_alone(monkeypatch):
+    _, runner = make_runners()
+    runner.sample(num_timesteps=20)
+    calls = []
+
+    def count(piece, stock, **given):
+        calls.append(type(piece))
+        return stock(piece, **given)
+
+    for kind in (GetActions, NumpyToTensor):
+        monkeypatch.setattr(kind, "__call__", partialmethod(count, kind.__call__))
+    monkeypatch.setattr(runner, "_find_obstacle", lambda: "")  # which sees that
+    runner.sample(num_timesteps=20)
+    assert calls == [GetActions, NumpyToTensor]
+
+
+class Filtered(GetActions):
+    """A user's connector."""
+
+
+CHANGES = {
+    "not RLlib's default connectors": {"env_to_module_connector": lambda *_: MeanStdFilter()},
+    "several modules, or one with states": {"lstm": True},
+    "switched off": {"flags": OFF},
+}
+
+
+@pytest.mark.parametrize("reason", CHANGES)
+def test_what_ours_do_not_do_is_rllib_s(reason):
+    options = dict(CHANGES[reason])
+    lstm, flags = options.pop("lstm", False), options.pop("flags", {})
+
+    def make():
+        config = make_config(**options).learners(learner_config_dict=flags)
+        return config.rl_module(model_config={"use_lstm": True, "max_seq_len": 5}) if lstm else config
+
+    runners = make_runners(make)
+    assert_same(runners, num_timesteps=40)
+    assert reason in runners[1].describe()
+
+
+def double_actions(runner, monkeypatch):
+    stock = normalize_and_clip_actions.unsquash_action
+    monkeypatch.setattr(normalize_and_clip_actions, "unsquash_action", lambda *args: 2 * stock(*args))
+
+
+def own_method(runner, monkeypatch):
+    piece = runner._module_to_env.connectors[0]
+    stock = piece._get_actions
+    piece._get_actions = lambda batch, *rest: (batch["action_dist_inputs"].mul_(2), stock(batch, *rest))
+
+
+def other_class(runner, monkeypatch):
+    runner._module_to_env.connectors[0].__class__ = Filtered
+
+
+@pytest.mark.parametrize("change", [double_actions, own_method, other_class])
+def test_what_is_replaced_between_samples_runs(change, monkeypatch):
+    """And RLlib's connectors make all steps, with the reason."""
+    runners = make_runners(env="Pendulum-v1")
+    results = []
+    for runner in runners:
+        with monkeypatch.context() as patches:
+            results.append(sample(runner, lambda x, patches=patches: change(x, patches), num_timesteps=40))
+    for x, y in zip(*(episodes for episodes, _ in results), strict=True):
+        np.testing.assert_array_equal(x.get_rewards(), y.get_rewards())
+    assert "RLlib's own: " in runners[1].describe() and runners[1].describe() != OURS
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("name", ["observe", "choose_actions"])
+def test_ours_are_not_used_where_they_differ(name, fails, monkeypatch):
+    """As the first step of each sample shows, from which RLlib's results are taken."""
+    runners = make_runners()
+    stock = getattr(runners[1], name)
+
+    def changed(taken):
+        assert not fails
+        return {column: torch.as_tensor(np.asarray(x)) + 1 for column, x in stock(taken).items()}
+
+    changed.__name__ = name
+    monkeypatch.setattr(runners[1], name, changed)
+    assert_same(runners, num_timesteps=40)
+    assert f"something else than {name}" in runners[1].describe()
+
+
+@pytest.mark.parametrize("checks", [True, False])
+@pytest.mark.parametrize(("env", "value"), [("CartPole-v1", math.nan), ("Pendulum-v1", -1e3)])
+def test_what_is_no_distribution_is_refused_as_by_rllib(env, value, checks, monkeypatch):
+    """NaN, and deviations of 0."""
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", checks)
+    results = []
+    for runner in make_runners(lambda: make_config(env).rl_module(model_config={"log_std_clip_param": math.inf})):
+        runner.sample(num_timesteps=20)
+        for x in runner.module.parameters():
+            torch.nn.init.zeros_(x)
+        runner.module.pi.net.mlp[-1].bias.data[-1] = value
+        torch.manual_seed(0)
+        try:
+            results.append([x.get_actions().tolist() for x in runner.sample(num_timesteps=20)])
+        except (ValueError, RuntimeError) as error:
+            results.append((type(error), str(error)))
+    assert results[0] == results[1] and isinstance(results[0], tuple) == math.isnan(value)
+
+
+class Extra(DefaultPPOTorchRLModule):
+    """Values are kept, too."""
+
+    def _forward_exploration(self, batch, **kwargs):
+        return {**super()._forward_exploration(batch, **kwargs), "vf_preds": batch["obs"].sum(1)}
+
+
+class Deciding(TorchRLModule):
+    """It has no distribution, and takes dictionaries."""
+
+    def _forward(self, batch, **kwargs):
+        x = batch["obs"]["x"] if isinstance(batch["obs"], dict) else batch["obs"]
+        return {"actions": (x[:, 0] > 0).long()}
+
+
+class Named(gym.ObservationWrapper):
+    observation_space = gym.spaces.Dict(x=gym.spaces.Box(-np.inf, np.inf, (4,)))
+
+    def observation(self, observation):
+        return {"x": observation}
+
+
+class Choosing(TorchRLModule):
+    """It has one, and takes dictionaries."""
+
+    def setup(self):
+        self.layer = torch.nn.Linear(4, 2)
+
+    def _forward(self, batch, **kwargs):
+        return {"action_dist_inputs": self.layer(batch["obs"]["x"])}
+
+    def get_inference_action_dist_cls(self):
+        return TorchCategorical
+
+
+NAMED = "named-cartpole"
+register_env(NAMED, lambda _: Named(gym.make("CartPole-v1")))
+
+
+@pytest.mark.parametrize(("kind", "env"), [(Extra, "CartPole-v1"), (Deciding, NAMED), (Choosing, NAMED)])
+def test_modules_of_users(kind, env):
+    runners = make_runners(lambda: make_config(env).rl_module(rl_module_spec=RLModuleSpec(module_class=kind)))
+    actions = []
+    for runner in runners:
+        episodes, numbers = sample(runner, num_timesteps=40)
+        outputs = [x.get_extra_model_outputs("vf_preds").tolist() for x in episodes if kind is Extra]
+        actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist()))
+    assert actions[0] == actions[1]
+    assert (runners[1].describe() == OURS) == (kind is Extra)
+
+
+class Halved(TorchCategorical):
+    """Drawn from half the logits."""
+
+    @classmethod
+    def from_logits(cls, logits, **kwargs):
+        return TorchCategorical.from_logits(logits / 2)
+
+
+def add_connector(episode, env_runner, **kwargs):
+    if Filtered not in map(type, env_runner._module_to_env.connectors):
+        env_runner._module_to_env.prepend(Filtered())
+
+
+def halve_logits(episode, env_runner, **kwargs):
+    env_runner.module.get_exploration_action_dist_cls = lambda: Halved
+
+
+@pytest.mark.parametrize("change", [add_connector, halve_logits])
+def test_what_a_callback_changes_counts_at_the_next_step(change):
+    runners = make_runners(lambda: make_config().callbacks(on_episode_end=change))
+    assert_same(runners, num_timesteps=80)
+    assert ("default" if change is add_connector else "a Halved") in runners[1].reason
+
+
+def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
+    def interrupt(**kwargs):
+        raise KeyboardInterrupt
+
+    runner = make_runners(lambda: make_config().callbacks(on_episode_end=interrupt))[1]
+    kinds = type(runner._env_to_module), type(runner._module_to_env)
+    with pytest.raises(KeyboardInterrupt):
+        runner.sample(num_timesteps=200)
+    assert (type(runner._env_to_module), type(runner._module_to_env)) == kinds
+    assert "own_call" not in {**vars(runner._env_to_module), **vars(runner._module_to_env)}
+
+
+class Count(RLlibCallback):
+    steps = 0
+
+    def on_episode_step(self, **kwargs):
+        Count.steps += 1
+
+
+def test_callbacks_are_called_at_every_step():
+    counts = []
+    for runner in make_runners(lambda: make_config().callbacks(Count, on_episode_step=lambda **_: counts.append(1))):
+        before = Count.steps
+        runner.sample(num_timesteps=30)
+        assert Count.steps - before == len(counts) == 30
+        counts.clear()
+
+
+@pytest.mark.parametrize("make", [small_ppo, partial(small_impala, IMPALAConfig)])
+def test_the_call_turns_it_on(make):
+    """For one agent, unless there is another env runner."""
+    config = enable_triton(make())
+    assert config.to_dict()["env_runner_cls"] is config.get_state()["env_runner_cls"] is Ours
+    config.multi_agent(policies={"a"}, policy_mapping_fn=lambda *_, **__: "a").environment(MultiAgentCartPole)
+    assert config.to_dict()["env_runner_cls"] is None
+    other = enable_triton(make().env_runners(env_runner_cls=SingleAgentEnvRunner))
+    assert other.to_dict()["env_runner_cls"] is SingleAgentEnvRunner
+
+
+def test_evaluation_and_training_begin_with_rllib_s_episodes(small_ray):
+    results, kinds = [], []
+    for config in (small_ppo(), enable_triton(small_ppo())):
+        config.evaluation(evaluation_duration=3, evaluation_config={"explore": False})
+        with stopping(config.build_algo()) as algorithm:
+            kinds.append(type(algorithm.env_runner))
+            results.append([algorithm.evaluate()["env_runners"], algorithm.train()["env_runners"]])
+    assert kinds == [SingleAgentEnvRunner, Ours]
+    for stock, ours in zip(*results, strict=True):
+        assert stock.keys() == ours.keys() and stock["episode_return_mean"] == ours["episode_return_mean"]
+
+
+def test_env_runners_in_processes_of_their_own(small_ray):
+    config = enable_triton(small_impala(IMPALAConfig)).env_runners(num_env_runners=1)
+    with stopping(config.build_algo()) as algorithm:
+        algorithm.train()
+        told = algorithm.env_runner_group.foreach_env_runner(lambda x: x.describe(), local_env_runner=False)
+    assert told == [OURS]

@@ -6,23 +6,18 @@ import pytest
 
 pytest.importorskip("ray.rllib")
 
-import math
-from functools import partial, partialmethod
+from functools import partial
 
 import torch
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
-from ray.rllib.callbacks.callbacks import RLlibCallback
-from ray.rllib.connectors.common import NumpyToTensor
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.connectors.module_to_env import GetActions, normalize_and_clip_actions
-from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
-from ray.tune.registry import register_env
 from small import OFF, small_impala, small_ppo, stopping
 from updates import flatten_metrics
 
@@ -32,22 +27,11 @@ from rl_triton_adapters.rllib.env_runner import TritonSingleAgentEnvRunner as Ou
 OURS = "connectors are those of rl_triton_adapters"
 
 
-class Doubles(gym.Env):
+class Doubles(gym.wrappers.DtypeObservation):
     """Observations of float64, and actions whose bounds are neither -1 nor 1."""
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float64)
-    action_space = gym.spaces.Box(-2, 7, (2,), np.float32)
-
     def __init__(self, config=None):
-        self.steps = 0
-
-    def reset(self, seed=None, options=None):
-        self.steps = 0
-        return np.full(3, 0.1), {}
-
-    def step(self, action):
-        self.steps += 1
-        return np.full(3, np.sin(self.steps + action[0])), float(action[1]), self.steps > 7, False, {}
+        super().__init__(gym.make("Pendulum-v1"), np.float64)
 
 
 def make_config(env="CartPole-v1", num_envs=2, **options):
@@ -103,22 +87,6 @@ def test_episodes_are_those_of_rllib(name, explore):
     assert metrics[0].keys() == metrics[1].keys()
     lengths = [x for x in metrics[0] if "sum_episodes_length" in str(x)]
     assert len(lengths) == 2 and all(metrics[0][x] == metrics[1][x] for x in lengths)
-
-
-def test_rllib_s_connectors_make_the_first_step_alone(monkeypatch):
-    _, runner = make_runners()
-    runner.sample(num_timesteps=20)
-    calls = []
-
-    def count(piece, stock, **given):
-        calls.append(type(piece))
-        return stock(piece, **given)
-
-    for kind in (GetActions, NumpyToTensor):
-        monkeypatch.setattr(kind, "__call__", partialmethod(count, kind.__call__))
-    monkeypatch.setattr(runner, "_find_obstacle", lambda: "")  # which sees that
-    runner.sample(num_timesteps=20)
-    assert calls == [GetActions, NumpyToTensor]
 
 
 class Filtered(GetActions):
@@ -192,22 +160,17 @@ def test_ours_are_not_used_where_they_differ(name, fails, monkeypatch):
 
 
 @pytest.mark.parametrize("checks", [True, False])
-@pytest.mark.parametrize(("env", "value"), [("CartPole-v1", math.nan), ("Pendulum-v1", -1e3)])
-def test_what_is_no_distribution_is_refused_as_by_rllib(env, value, checks, monkeypatch):
-    """NaN, and deviations of 0."""
+def test_nan_is_refused_as_by_rllib(checks, monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", checks)
-    results = []
-    for runner in make_runners(lambda: make_config(env).rl_module(model_config={"log_std_clip_param": math.inf})):
+    errors = []
+    for runner in make_runners():
         runner.sample(num_timesteps=20)
         for x in runner.module.parameters():
-            torch.nn.init.zeros_(x)
-        runner.module.pi.net.mlp[-1].bias.data[-1] = value
-        torch.manual_seed(0)
-        try:
-            results.append([x.get_actions().tolist() for x in runner.sample(num_timesteps=20)])
-        except (ValueError, RuntimeError) as error:
-            results.append((type(error), str(error)))
-    assert results[0] == results[1] and isinstance(results[0], tuple) == math.isnan(value)
+            torch.nn.init.constant_(x, torch.nan)
+        with pytest.raises((ValueError, RuntimeError)) as error:
+            runner.sample(num_timesteps=20)
+        errors.append((error.type, str(error.value)))
+    assert errors[0] == errors[1]
 
 
 class Extra(DefaultPPOTorchRLModule):
@@ -218,55 +181,21 @@ class Extra(DefaultPPOTorchRLModule):
 
 
 class Deciding(TorchRLModule):
-    """It has no distribution, and takes dictionaries."""
+    """It has no distribution."""
 
     def _forward(self, batch, **kwargs):
-        x = batch["obs"]["x"] if isinstance(batch["obs"], dict) else batch["obs"]
-        return {"actions": (x[:, 0] > 0).long()}
+        return {"actions": (batch["obs"][:, 0] > 0).long()}
 
 
-class Named(gym.ObservationWrapper):
-    observation_space = gym.spaces.Dict(x=gym.spaces.Box(-np.inf, np.inf, (4,)))
-
-    def observation(self, observation):
-        return {"x": observation}
-
-
-class Choosing(TorchRLModule):
-    """It has one, and takes dictionaries."""
-
-    def setup(self):
-        self.layer = torch.nn.Linear(4, 2)
-
-    def _forward(self, batch, **kwargs):
-        return {"action_dist_inputs": self.layer(batch["obs"]["x"])}
-
-    def get_inference_action_dist_cls(self):
-        return TorchCategorical
-
-
-NAMED = "named-cartpole"
-register_env(NAMED, lambda _: Named(gym.make("CartPole-v1")))
-
-
-@pytest.mark.parametrize(("kind", "env"), [(Extra, "CartPole-v1"), (Deciding, NAMED), (Choosing, NAMED)])
-def test_modules_of_users(kind, env):
-    runners = make_runners(lambda: make_config(env).rl_module(rl_module_spec=RLModuleSpec(module_class=kind)))
+@pytest.mark.parametrize("kind", [Extra, Deciding])
+def test_modules_of_users(kind):
+    runners = make_runners(lambda: make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=kind)))
     actions = []
     for runner in runners:
         episodes, numbers = sample(runner, num_timesteps=40)
         outputs = [x.get_extra_model_outputs("vf_preds").tolist() for x in episodes if kind is Extra]
         actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist()))
     assert actions[0] == actions[1]
-    assert (runners[1].describe() == OURS) == (kind is Extra)
-
-
-class Halved(TorchCategorical):
-    """Drawn from half the logits."""
-
-    @classmethod
-    def from_logits(cls, logits, **kwargs):
-        return TorchCategorical.from_logits(logits / 2)
 
 
 def add_connector(episode, env_runner, **kwargs):
@@ -274,15 +203,10 @@ def add_connector(episode, env_runner, **kwargs):
         env_runner._module_to_env.prepend(Filtered())
 
 
-def halve_logits(episode, env_runner, **kwargs):
-    env_runner.module.get_exploration_action_dist_cls = lambda: Halved
-
-
-@pytest.mark.parametrize("change", [add_connector, halve_logits])
-def test_what_a_callback_changes_counts_at_the_next_step(change):
-    runners = make_runners(lambda: make_config().callbacks(on_episode_end=change))
+def test_what_a_callback_changes_counts_at_the_next_step():
+    runners = make_runners(lambda: make_config().callbacks(on_episode_end=add_connector))
     assert_same(runners, num_timesteps=80)
-    assert ("default" if change is add_connector else "a Halved") in runners[1].reason
+    assert "default" in runners[1].reason
 
 
 def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
@@ -297,22 +221,6 @@ def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
     assert "own_call" not in {**vars(runner._env_to_module), **vars(runner._module_to_env)}
 
 
-class Count(RLlibCallback):
-    steps = 0
-
-    def on_episode_step(self, **kwargs):
-        Count.steps += 1
-
-
-def test_callbacks_are_called_at_every_step():
-    counts = []
-    for runner in make_runners(lambda: make_config().callbacks(Count, on_episode_step=lambda **_: counts.append(1))):
-        before = Count.steps
-        runner.sample(num_timesteps=30)
-        assert Count.steps - before == len(counts) == 30
-        counts.clear()
-
-
 @pytest.mark.parametrize("make", [small_ppo, partial(small_impala, IMPALAConfig)])
 def test_the_call_turns_it_on(make):
     """For one agent, unless there is another env runner."""
@@ -320,8 +228,6 @@ def test_the_call_turns_it_on(make):
     assert config.to_dict()["env_runner_cls"] is config.get_state()["env_runner_cls"] is Ours
     config.multi_agent(policies={"a"}, policy_mapping_fn=lambda *_, **__: "a").environment(MultiAgentCartPole)
     assert config.to_dict()["env_runner_cls"] is None
-    other = enable_triton(make().env_runners(env_runner_cls=SingleAgentEnvRunner))
-    assert other.to_dict()["env_runner_cls"] is SingleAgentEnvRunner
 
 
 def test_evaluation_and_training_begin_with_rllib_s_episodes(small_ray):

@@ -124,8 +124,7 @@ class TritonLearner(TorchLearner):
         """The loss of one module, with arguments and numbers of RLlib's."""
         fused = self.triton_update.loss
         compute = self._stock_loss if fused is None or fused.find_head(module_id) is None else fused.compute
-        loss: Tensor = compute(module_id=module_id, **kwargs)
-        return loss
+        return compute(module_id=module_id, **kwargs)
 
     def _create_iterator_if_necessary(self, **kwargs: Any) -> Any:
         iterator = super()._create_iterator_if_necessary(**kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,8 +69,10 @@ class BatchCycle:
             missing -= self.count - self.start
             self.start = 0
             self.num_epochs += 1
-            if self.shuffle:
-                self.shuffle_columns()
+            if self.shuffle:  # by the draw that RLlib makes
+                rows = torch.from_numpy(np.random.permutation(self.count))  # noqa: NPY002
+                rows = rows.to(tree.flatten(self.columns)[0].device)
+                self.columns = map_columns(partial(torch.index_select, dim=0, index=rows), self.columns)
         if missing:
             parts.append(self.slice_columns(self.start, self.start + missing))
             self.start += missing
@@ -80,12 +83,6 @@ class BatchCycle:
     def slice_columns(self, first: int, last: int) -> dict[str, Any]:
         """These rows of all columns."""
         return map_columns(lambda column: column[first:last], self.columns)
-
-    def shuffle_columns(self) -> None:
-        """Draw a permutation as RLlib does, and put the rows in its order."""
-        permutation = torch.from_numpy(np.random.permutation(self.count))  # noqa: NPY002
-        rows = permutation.to(tree.flatten(self.columns)[0].device)
-        self.columns = map_columns(lambda column: column.index_select(0, rows), self.columns)
 
 
 def map_columns(function: Callable[[Tensor], Tensor], columns: dict[str, Any]) -> dict[str, Any]:

@@ -7,32 +7,25 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
-from inspect import signature
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
-from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
+from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
-from rl_triton_adapters.common.update import DeferredChecks
+from rl_triton_adapters.sb3.acting import ActingMixin
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
-from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
+from rl_triton_adapters.sb3.compiled import compile_update
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
+from rl_triton_adapters.sb3.policies import detach_distribution
+from rl_triton_adapters.sb3.rollout import RolloutMixin
 from rl_triton_core.capture import CapturedStep
 
-# isort: split
-from gymnasium import spaces
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-from stable_baselines3.common.utils import explained_variance
 
-
-class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
+class AcceleratedMixin(RolloutMixin, ActingMixin):
     """Update and act with fewer operations; on a GPU, with captured ones.
 
     Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
@@ -40,25 +33,14 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = DEVICES
-    fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
-    """The attributes of the rollout buffer that a step reads."""
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
         *("_compiled", "_asks", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
     )
 
-    _compiled: Compiled | None = None
-    _asks = True
-    _find_compiled = find_compiled
-    _rollout: dict[str, Any]
     _clip_ranges: dict[str, Any]
     _parameters: list[torch.Tensor]
-    _chooses_buffer = False
-
-    def _excluded_save_params(self) -> list[str]:
-        """A buffer class that was chosen here, too."""
-        return [*super()._excluded_save_params(), *["rollout_buffer_class"] * self._chooses_buffer]
 
     def _setup_model(self) -> None:
         """Choose the buffer, where none was asked for, for the model's life only: checkpoints are stock ones."""
@@ -91,8 +73,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _forget_inputs(self) -> None:
         self._rollout, self._modes = {}, TrainingModes(self.policy)
-
-    # -- the update ----------------------------------------------------------------------------------------------------
 
     @with_check
     def train(self) -> None:
@@ -141,16 +121,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Make all steps with the rollout, captured where that is possible, and log what the stock algorithm logs."""
         raise NotImplementedError
 
-    def _draw_permutation(self) -> torch.Tensor:
-        """Return the order of the rollout's samples, from the draw of `RolloutBuffer.get`."""
-        count = self.rollout_buffer.buffer_size * self.rollout_buffer.n_envs
-        return torch.from_numpy(np.random.permutation(count)).to(self.device)  # noqa: NPY002
-
-    def _gather_minibatch(self, indices: torch.Tensor) -> dict[str, Any]:
-        """Return these samples of the rollout, by the names of `fields`."""
-        batch: dict[str, Any] = pytree.tree_map(lambda x: x.index_select(0, indices), self._rollout)
-        return batch
-
     def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         """Make a step of the optimizer, with clipped gradients, unless the update stops before; whether it has stopped.
 
@@ -178,116 +148,3 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         """Log numbers of an update in this order: the stock algorithm's, which a log may keep."""
         for name, x in numbers.items():
             self.logger.record(f"train/{name}", x, **({"exclude": "tensorboard"} if name == "n_updates" else {}))
-
-    def _describe_rollout(self) -> dict[str, Any]:
-        """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
-        buffer: Any = self.rollout_buffer
-        found = {"explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
-        known = hasattr(self.policy, "log_std")
-        return found | ({"std": torch.exp(self.policy.log_std).mean().item()} if known else {})
-
-    def _copy_rollout(self) -> None:
-        """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
-        buffer: Any = self.rollout_buffer
-        assert buffer.full, f"the rollout is not complete: {buffer.pos} of {buffer.buffer_size} steps were added"
-        for name in self.fields:
-            self._rollout[name] = self._copy_field(self._rollout.get(name), self._flatten_field(name), name)
-        buffer.generator_ready = True
-
-    def _flatten_field(self, name: str) -> Any:
-        """A field of the buffer, flattened there."""
-        buffer: Any = self.rollout_buffer
-        stored = getattr(buffer, name)
-        if not buffer.generator_ready and isinstance(stored, dict):
-            for key, x in stored.items():  # one after the other: each takes as much memory again
-                stored[key] = buffer.swap_and_flatten(x)
-        elif not buffer.generator_ready:
-            setattr(buffer, name, buffer.swap_and_flatten(stored))
-        return getattr(buffer, name)
-
-    def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
-        if isinstance(arrays, dict):
-            return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
-        tensor = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
-        source = self._convert_field(tensor, name)
-        if self.device.type == "cpu" and not self._update.is_captured:
-            return source
-        if known is None or known.shape != source.shape:
-            self._update.reset()  # its graphs read the tensor that was there
-            return source.to(self.device, copy=True)
-        return known.copy_(source)
-
-    def _convert_field(self, source: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a flattened field of the buffer as a step reads it."""
-        if name == "action_masks":
-            return source.bool()
-        if name == "actions":
-            return source.long().flatten() if isinstance(self.action_space, spaces.Discrete) else source.float()
-        return source if name == "observations" else source.flatten()
-
-    # -- acting --------------------------------------------------------------------------------------------------------
-
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
-        """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
-        if not self.is_accelerated or "forward" in vars(self.policy):
-            return super().collect_rollouts(*args, **kwargs)
-        methods = {"forward": self._act, "set_training_mode": self._modes.set_mode}
-        if self.device.type == "cpu" and not find_override(self.policy, ["predict_values"], PACKAGES):
-            methods["predict_values"] = self._predict_values
-        self._asks = True
-        with replace_methods(self.policy, **methods):
-            return super().collect_rollouts(*args, **kwargs)
-
-    def _act_compiled(self, *inputs: Any, **options: Any) -> Any:
-        """As `act`; None where the policy does something else, which is asked when it first acts in a rollout."""
-        if self.acts_exactly or self._update.is_captured or torch.is_grad_enabled():
-            return None
-        if self._asks or (self._compiled is not None and not self._compiled.is_of(self.policy)):
-            self._asks = False
-            self._find_compiled(asks=False)
-        detach_distribution(self.policy)
-        return None if self._compiled is None else act(self, *inputs, **options)
-
-    def _predict_values(self, obs: Any) -> Any:
-        """Return what the policy's `predict_values` does."""
-        values = self._act_compiled(obs, values_alone=True)
-        return type(self.policy).predict_values(self.policy, obs) if values is None else values
-
-    def _act(self, obs: Any, deterministic: bool = False, *rest: Any, **masks: Any) -> tuple[torch.Tensor, ...]:
-        """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
-        if rest:
-            given = signature(type(self.policy).forward).bind(self.policy, obs, deterministic, *rest)
-            masks |= dict([*given.arguments.items()][3:])
-        results: tuple[torch.Tensor, ...] | None = None if deterministic else self._act_compiled(obs, **masks)
-        if results is not None:
-            return results
-        assert self._acting is not None
-        if not (deterministic or self._acting.reason or torch.is_grad_enabled()):
-            detach_distribution(self.policy)
-            results = self._act_once(obs, masks)
-            if not results[2].isnan().any():
-                return results
-        more = {"deterministic": True, **masks} if deterministic else masks
-        stock: tuple[torch.Tensor, ...] = type(self.policy).forward(self.policy, obs, **more)
-        return stock
-
-    def _compute_actions(self, observations: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
-        has_masks = masks.get("action_masks") is not None
-        if find_head(self.policy) is not None and has_masks == hasattr(self.policy.action_dist, "apply_masking"):
-            actions, values, log_probs = draw_actions(self.policy, observations, **masks)
-        else:
-            with kept_distribution(self.policy), DeferredChecks() as checks:
-                actions, values, log_probs = type(self.policy).forward(self.policy, observations, **masks)
-            log_probs = checks.mark_refused(log_probs)
-        columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
-        return actions, torch.cat([x.float() for x in columns], dim=1)
-
-    def _act_once(self, obs: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The results of a captured step of acting, by one copy."""
-        assert self._acting is not None
-        masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
-        actions, packed = self._acting(obs, masks)
-        rows = packed.cpu()
-        chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
-        return chosen, rows[:, -2:-1], rows[:, -1]

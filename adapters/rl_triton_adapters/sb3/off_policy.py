@@ -190,8 +190,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """What is learned: rewards and discounted values of the next observations, unless the episode is over."""
         discounts = getattr(batch, "discounts", None)
         discounts = self.gamma if discounts is None else discounts
-        targets: Tensor = batch.rewards + (1 - batch.dones) * discounts * values
-        return targets
+        return batch.rewards + (1 - batch.dones) * discounts * values  # type: ignore[no-any-return]
 
     def _raise_refusal(self, batches: list[Any]) -> None:
         """Raise the error of the distribution that has refused its arguments in one of these gradient steps."""
@@ -290,15 +289,13 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self._finish_update()
             if not actions.isnan().any():
                 return actions
-        stock: Tensor = type(self.policy)._predict(self.policy, observation, deterministic)
-        return stock
+        return type(self.policy)._predict(self.policy, observation, deterministic)
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
         with kept_distribution(getattr(self, "actor", None)), DeferredChecks() as checks:
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
-        marked: Tensor = checks.mark_refused(actions)
-        return marked
+        return checks.mark_refused(actions)  # type: ignore[no-any-return]
 
 
 def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> Unread:

@@ -82,13 +82,20 @@ def draw_actions(policy: Any, obs: Any, action_masks: Any = None) -> tuple[Tenso
     allowed = None
     if action_masks is not None:
         allowed = torch.as_tensor(action_masks, device=inputs.device).bool().view(inputs.shape)
-    if head == "gaussian":
-        actions, log_probs = draw_gaussian(inputs, policy.log_std)
+    if head == "gaussian":  # as torch.distributions.Normal
+        std = torch.ones_like(inputs) * policy.log_std.exp()
+        actions = inputs + torch.empty_like(inputs).normal_() * std
+        densities = -((actions - inputs) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))
+        log_probs = densities.sum(dim=1)
     elif head == "bernoulli":
         actions = torch.bernoulli(replace_nan(torch.sigmoid(inputs)))
         log_probs = -binary_cross_entropy_with_logits(inputs, actions, reduction="none").sum(dim=1)
     else:
-        actions, log_probs = draw_multicategorical(inputs, allowed, list_sizes(policy.action_dist))
+        sizes = list_sizes(policy.action_dist)
+        masks = [None] * len(sizes) if allowed is None else torch.split(allowed, sizes, dim=-1)
+        parts = [draw_categorical(*pair) for pair in zip(torch.split(inputs, sizes, dim=-1), masks, strict=True)]
+        actions, each = (torch.stack(x, dim=-1) for x in zip(*parts, strict=True))
+        log_probs = each.sum(dim=-1)
     return actions.reshape((-1, *policy.action_space.shape)), values, log_probs
 
 
@@ -103,21 +110,6 @@ def draw_categorical(logits: Tensor, allowed: Tensor | None) -> tuple[Tensor, Te
         log_probs = log_probs - log_probs.logsumexp(dim=-1, keepdim=True)
     actions = torch.multinomial(replace_nan(torch.softmax(log_probs, dim=-1)), 1, replacement=True)
     return actions.squeeze(-1), log_probs.gather(-1, actions).squeeze(-1)
-
-
-def draw_multicategorical(logits: Tensor, allowed: Tensor | None, sizes: list[int]) -> tuple[Tensor, Tensor]:
-    """Draw from several distributions of these sizes, side by side; log-probabilities are summed."""
-    masks = [None] * len(sizes) if allowed is None else torch.split(allowed, sizes, dim=-1)
-    parts = [draw_categorical(*pair) for pair in zip(torch.split(logits, sizes, dim=-1), masks, strict=True)]
-    actions, log_probs = (torch.stack(x, dim=-1) for x in zip(*parts, strict=True))
-    return actions, log_probs.sum(dim=-1)
-
-
-def draw_gaussian(mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-    """Draw actions as `torch.distributions.Normal` does, and return their log-probabilities too, summed."""
-    std = torch.ones_like(mean) * log_std.exp()
-    actions = mean + torch.empty_like(mean).normal_() * std
-    return actions, (-((actions - mean) ** 2) / (2 * std**2) - std.log() - log(sqrt(2 * pi))).sum(dim=1)
 
 
 def detach_distribution(owner: Any) -> None:

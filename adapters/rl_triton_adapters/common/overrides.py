@@ -101,9 +101,8 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
     kind: Any = thing if isinstance(thing, type) else type(thing)
     own = getattr(thing, "__dict__", {}) if kind is not thing else {}
     kind = getattr(kind, "__ray_actor_class__", kind)  # Ray wraps all methods of its actors
-    for name in own.keys() & names:
-        x = own[name]
-        if callable(x) and callable(getattr(kind, name, None)) and not is_written_in((ADAPTERS,), x):
+    for name, x in own.items():  # of which few can be called
+        if callable(x) and name in names and callable(getattr(kind, name, None)) and not is_written_in((ADAPTERS,), x):
             return f"this {kind.__name__} has its own {name}{locate(x)}"
     owners, bases = split_bases(kind, packages)
     if owners and not bases:

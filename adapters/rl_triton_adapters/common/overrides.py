@@ -1,7 +1,8 @@
 """What a user has changed in an object of a framework: an adapter that goes around a method asks whether it may."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from abc import ABC
+from collections.abc import Iterable, Sequence, Set
 from functools import lru_cache
 from numbers import Number
 from typing import Any
@@ -91,19 +92,19 @@ def find_own(things: Sequence[Any], functions: Sequence[Any], packages: tuple[st
         own = tuple(y.__name__ for x in functions for y in list_functions(x))
         called = {name for kind in kinds for name in list_read(kind, ours, packages, own)}
         reached = Reach(functions, kinds, packages, LIBRARIES).names.keys()
-        names = NAMES[key] = {*reached, *own} - called
+        names = NAMES[key] = frozenset({*reached, *own} - called)
         NAMES.pop(next(iter(NAMES)) if len(NAMES) > 64 else None, None)
     return next(filter(None, (describe_own(x, names, packages) for x in things)), "")
 
 
-def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
+def describe_own(thing: Any, names: Set[str], packages: tuple[str, ...]) -> str:
     """What is said of a method of one of these names, or of an operator, that an object has and no library wrote."""
     kind: Any = thing if isinstance(thing, type) else type(thing)
     own = getattr(thing, "__dict__", {}) if kind is not thing else {}
     kind = getattr(kind, "__ray_actor_class__", kind)  # Ray wraps all methods of its actors
-    for name, x in own.items():  # of which few can be called
-        if callable(x) and name in names and callable(getattr(kind, name, None)) and not is_written_in((ADAPTERS,), x):
-            return f"this {kind.__name__} has its own {name}{locate(x)}"
+    for name in own.keys() & list_methods(kind, frozenset(names)):
+        if callable(own[name]) and not is_written_in((ADAPTERS,), own[name]):
+            return f"this {kind.__name__} has its own {name}{locate(own[name])}"
     owners, bases = split_bases(kind, packages)
     if owners and not bases:
         return f"{kind.__name__} derives from no class of {packages[0]}"
@@ -121,12 +122,18 @@ def describe_own(thing: Any, names: set[str], packages: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=256)
+def list_methods(kind: Any, names: frozenset[str]) -> frozenset[str]:
+    """Those of some names that are a class's methods."""
+    return frozenset(x for x in names if callable(getattr(kind, x, None)))
+
+
+@lru_cache(maxsize=256)
 def split_bases(kind: Any, packages: tuple[str, ...]) -> tuple[list[type], list[type]]:
-    """The classes that one derives from, in their order, `object` apart: those of users, and those of libraries."""
+    """The classes that one derives from, in their order, `object` and `ABC` apart: users', and those of libraries."""
     known = {*packages, *LIBRARIES}
     bases = [x for x in kind.__mro__ if x.__module__.partition(".")[0] in known and ".examples." not in x.__module__]
     bases = [x for x in bases if x is not object]
-    return [x for x in kind.__mro__[:-1] if x not in bases], bases
+    return [x for x in kind.__mro__[:-1] if x not in bases and x is not ABC], bases
 
 
 def list_stock(kind: type, name: str, packages: tuple[str, ...]) -> tuple[Any, ...]:

@@ -281,16 +281,14 @@ class Update(CapturedUpdate):
 
     def compute_entropy(self, size: int) -> Tensor:
         """The mean entropy of the actor's distribution, of this many samples."""
-        entropy: Tensor = self.alg.actor.output_entropy[:size].mean()
-        return entropy
+        return self.alg.actor.output_entropy[:size].mean()  # type: ignore[no-any-return]
 
     def apply_critic(self, batch: SimpleNamespace) -> Tensor:
         """Compute values."""
         critic = self.models[1]
         if critic.is_recurrent:
             return compute_outputs(critic, batch.observations, batch.critic_states, batch.begins)
-        values: Tensor = critic(batch.observations, masks=None, hidden_state=None)
-        return values
+        return critic(batch.observations, masks=None, hidden_state=None)  # type: ignore[no-any-return]
 
     def adapt_learning_rate(self, target: Any, old_parameters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.

@@ -114,8 +114,7 @@ def compile_update(algorithm: Any) -> None:
 def find_features(policy: Any, observations: Any) -> torch.Tensor:
     """What both networks take."""
     features = policy.extract_features(observations)
-    shared: torch.Tensor = features if policy.share_features_extractor else features[0]
-    return shared
+    return features if policy.share_features_extractor else features[0]  # type: ignore[no-any-return]
 
 
 def act(algorithm: Any, observations: Any, action_masks: Any = None, values_alone: bool = False) -> Any:

@@ -42,8 +42,7 @@ class TritonTQC(EntropyMixin, TQC):
 
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
         """The mean of all quantiles."""
-        values: Tensor = self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)
-        return values
+        return self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)  # type: ignore[no-any-return]
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):

@@ -49,8 +49,7 @@ class EntropyMixin(OffPolicyMixin):
         return self.ent_coef_optimizer is not None and self.log_ent_coef is not None
 
     def _find_entropy_coefficient(self) -> Tensor:
-        coefficient: Tensor = self.log_ent_coef.detach().exp() if self._learns_entropy else self.ent_coef_tensor
-        return coefficient
+        return self.log_ent_coef.detach().exp() if self._learns_entropy else self.ent_coef_tensor  # type: ignore[no-any-return]
 
     def _update_entropy_coefficient(self, log_probs: Tensor) -> dict[str, Tensor]:
         """Learn the entropy coefficient, if it is learned: L = -log(alpha) mean(log pi + target)."""

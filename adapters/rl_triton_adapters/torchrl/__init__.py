@@ -204,14 +204,12 @@ def _build_steps(
 
 def _flatten_to_rows(x: Any, shape: torch.Size) -> Tensor:
     """View what broadcasts to [*B, T, F] as [rows, T]; a copy only where strides ask for it."""
-    rows: Tensor = x.expand(shape).transpose(-2, -1).flatten(0, -2)
-    return rows
+    return x.expand(shape).transpose(-2, -1).flatten(0, -2)  # type: ignore[no-any-return]
 
 
 def _restore_layout(rows: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """View a result of the core as [*B, T, F], and convert it."""
-    result: Tensor = rows.unflatten(0, (*shape[:-2], shape[-1])).transpose(-2, -1).to(dtype)
-    return result
+    return rows.unflatten(0, (*shape[:-2], shape[-1])).transpose(-2, -1).to(dtype)  # type: ignore[no-any-return]
 
 
 def _promote_dtypes(*given: float | Tensor) -> torch.dtype:

@@ -184,7 +184,7 @@ class Update:
 
     def check(self, iterator: Any, make_stock_step: Callable[[dict[str, Any]], Any]) -> Callable[[], None]:
         """Make RLlib's steps with these minibatches, and take them back; what says, after ours, how far these are."""
-        learner, kept = self.learner, (self.is_wanted, self.loss)
+        learner = self.learner  # which holds this object: all that is set here is put back with what it holds
         state = State(learner, *(x for _, x in learner.module.items()), *learner._named_optimizers.values())
         try:
             learner.metrics, learner._flags = copy(learner.metrics), learner._flags._replace(rl_triton=False)
@@ -194,7 +194,6 @@ class Update:
             wanted = state.read(None)
         finally:
             state.put_back()
-            self.is_wanted, self.loss = kept
         return lambda: state.compare("update", None, wanted)
 
     @contextmanager

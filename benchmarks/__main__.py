@@ -40,11 +40,9 @@ class Benchmark(NamedTuple):
     """What the module's functions need besides: the name of a suite."""
 
     def find_missing(self) -> list[str]:
-        """Packages that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
     def load(self) -> Any:
-        """The module, or what it has of this name."""
         module = importlib.import_module(f"benchmarks.{self.module}")
         return module.SUITES[self.argument] if self.argument else module
 
@@ -127,7 +125,6 @@ def measure_setting(module: Any, setting: Any, options: Namespace) -> list[resul
 
 
 def describe_row(row: results.Row) -> str:
-    """A line as it is printed."""
     number = "" if row.median is None else f" {row.median:g} [{row.low:g}, {row.high:g}] {row.unit}"
     return f"{row.arm} {row.metric}{number} {row.note}".strip()
 

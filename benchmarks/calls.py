@@ -52,7 +52,6 @@ class Suite(NamedTuple):
 
     @property
     def ours(self) -> str:
-        """The arm that others are compared with."""
         return "ours" if "ours" in self.providers else "ours_out"
 
     @property
@@ -94,7 +93,6 @@ class Suite(NamedTuple):
 
 
 def compile_arm(name: str, workload: Workload, device: str) -> None:
-    """Compile by calling."""
     call = REGISTRY[name].make_call(workload, draw_inputs(workload, device))
     if call is not None:
         call()
@@ -114,7 +112,6 @@ class Oracle:
         self.known: dict[Expected, tuple[torch.Tensor, ...]] = {}
 
     def find_error(self, provider: Provider, found: Any) -> float:
-        """The largest ‖x − exact‖ / ‖exact‖ of the results; NaN if there is any."""
         expected = provider.find_oracle()
         if expected not in self.known:
             self.known[expected] = expected(self.workload, self.inputs, self.envs)
@@ -140,7 +137,6 @@ def prepare_arm(name: str, oracle: Oracle, device: str) -> tuple[harness.Call | 
 
 
 def list_tensors(found: Any) -> list[torch.Tensor]:
-    """Results as a list."""
     return [found] if isinstance(found, torch.Tensor) else [x for x in found if x is not None]
 
 

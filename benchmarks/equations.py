@@ -80,7 +80,6 @@ def look_back(x: Tensor, dim: int) -> Tensor:
 
 
 def find_done(i: Inputs) -> Tensor:
-    """Whether a step ended its episode."""
     flags = i["dones"] if "dones" in i else i["terminated"]
     return flags | i["truncated"] if "truncated" in i else flags
 

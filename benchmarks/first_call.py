@@ -53,7 +53,6 @@ def time_pair(setting: Setting) -> tuple[Times, Times]:
 
 
 def run_in_new_process(setting: Setting) -> Times:
-    """The times of `time_phases` in a new process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(time_phases, setting)
 
@@ -70,5 +69,4 @@ def time_phases(estimator: str, *shape: int) -> Times:
 
 
 def compile_update(head: str) -> None:
-    """Compile what updates call, or load it."""
     importlib.import_module("rl_triton_core.compiled").compile_update(head)

@@ -122,7 +122,6 @@ def choose_burst(call: Call, device: str, seconds: float) -> int:
 
 
 def time_call(call: Call, device: str) -> float:
-    """One full call."""
     if not device.startswith("cuda"):
         start = time.perf_counter()
         call()
@@ -143,7 +142,6 @@ def time_host(call: Call, device: str) -> float:
 
 
 def wait_for(device: str) -> None:
-    """Until the device is done."""
     if device != "cpu":
         torch.cuda.synchronize(device)
 
@@ -184,7 +182,6 @@ def measure_bandwidth() -> float:
 
 
 def set_threads(count: int) -> None:
-    """Of PyTorch and of this library."""
     torch.set_num_threads(count)
     set_num_threads(count)
 
@@ -208,7 +205,6 @@ def compile_ahead(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]],
 
 
 def limit_compilers() -> None:
-    """One compiling thread per process."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
@@ -220,7 +216,6 @@ def run_in_group(function: Callable[..., Any], processes: int, device: str, *arg
 
 
 def run_share(rank: int, folder: str, function: Callable[..., Any], size: int, where: str, *args: Any) -> None:
-    """One of the processes."""
     device = where if where == "cpu" else f"cuda:{rank}"
     if device != "cpu":
         torch.cuda.set_device(device)

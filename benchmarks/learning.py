@@ -113,7 +113,6 @@ def measure(setting: Curves, options: Namespace) -> Iterator[Row]:
 
 
 def describe_curves(arm: str, curves: list[Curve], setting: Curves) -> Iterator[Row]:
-    """The lines of an arm's runs, and a line for every point that all of them have."""
     reached = [found for curve in curves if (found := curve.find_target(setting.target_return)) is not None]
     finished = [x for x in curves if x.points[-1][0] >= setting.total_steps]
     yield make_row(arm, "last return", "", [curve.points[-1][2] for curve in curves])
@@ -227,7 +226,6 @@ class Comparison(NamedTuple):
 
 
 def compare_arm(arm: str, found: list[Outcome], target: float) -> Iterator[Row]:
-    """The lines of an arm."""
     returns = [x.evaluated for x in found if x.arm == arm]
     yield make_row(arm, "return", "", returns, " ".join(f"{x:.0f}" for x in sorted(returns)))
     yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
@@ -248,7 +246,6 @@ def find_chance(first: list[float], second: list[float], trials: int = 20_000) -
 
 
 def train_sb3(run: tuple[Returns, str, int, str]) -> Outcome:
-    """One run of Stable-Baselines3's algorithm or ours, with one thread."""
     from stable_baselines3.common import evaluation
 
     torch.set_num_threads(1)
@@ -263,7 +260,6 @@ def train_sb3(run: tuple[Returns, str, int, str]) -> Outcome:
 
 
 def make_model(setting: Returns, arm: str, seed: int, device: str) -> Any:
-    """The algorithm of an arm."""
     from rl_triton_adapters.common.optimizers import fuse_optimizer
 
     name, options = setting.algorithm, {**RETURNS_OPTIONS[setting.algorithm], "seed": seed, "device": device}
@@ -298,7 +294,6 @@ def make_envs(setting: Returns) -> Any:
 
 
 def train_rllib(run: tuple[Returns, str, int, str]) -> Outcome:
-    """One run of RLlib's PPO on a CPU, with one thread and a Ray of its own."""
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
 

@@ -49,7 +49,6 @@ SETTINGS = {
 
 
 def draw_minibatch(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
-    """A minibatch."""
     x = torch.randn(n, width, device=device)
     shape = (-1, TOKENS) if head == "tokens" else (n,)
     values, returns, advantages, noise = (x.view(shape) for x in torch.randn(4, n, device=device))
@@ -87,7 +86,6 @@ def compute_plain(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The same by this library."""
     value = {"values": b["values"], "returns": b["returns"], **COMMON}
     if head == "categorical":
         return ppo_loss(Categorical(b["x"]), b["actions"], b["old"], b["advantages"], **value).loss
@@ -99,7 +97,6 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The forward pass alone, and with gradients."""
     harness.set_threads(setting.threads)
     if options.device == "cuda":
         torch._dynamo.reset()
@@ -119,12 +116,10 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def prepare(settings: Sequence[Setting], options: Namespace) -> None:
-    """Compile what will be timed."""
     harness.compile_ahead(compile_only, [(setting,) for setting in settings], options)
 
 
 def compile_only(setting: Setting) -> None:
-    """Make the calls that are compiled, once."""
     b = draw_minibatch(setting.head, setting.elements, setting.width, "cuda")
     for kind in KINDS:
         for function in (compile_plain(setting.head, kind, "cuda"), partial(compute_fused, setting.head)):
@@ -133,12 +128,10 @@ def compile_only(setting: Setting) -> None:
 
 @cache
 def compile_plain(head: str, kind: str, device: str) -> Callable[..., torch.Tensor]:
-    """The plain loss by torch.compile."""
     return torch.compile(partial(compute_plain, head), dynamic=device == "cpu")
 
 
 def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Tensor]) -> None:
-    """Compute a loss, and perhaps its gradients."""
     if kind == "forward":
         with torch.no_grad():
             loss()

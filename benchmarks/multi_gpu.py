@@ -69,7 +69,6 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
 
 
 def make_training(setting: Setting, update: str, device: str) -> DistributedTraining:
-    """A training with environments of its own in every process."""
     args = make_arguments(end_to_end.Setting(*setting[1:], device=device), update)
     args.seed = 1 + distributed.get_rank()
     return DistributedTraining(args)

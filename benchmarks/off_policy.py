@@ -62,7 +62,6 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def make_model(arm: str, setting: Setting, device: str) -> Any:
-    """An algorithm that learns from its 20th step on."""
     kind, (_, env, gradient_steps, train_freq) = find_class(arm, setting.algorithm), setting
     steps = {"learning_starts": 20, "gradient_steps": gradient_steps, "train_freq": train_freq}
     return kind("MlpPolicy", env, seed=0, device=device, **steps)

@@ -48,7 +48,6 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def make_calls(estimator: str, lengths: Any, mask: torch.Tensor) -> dict[str, harness.Call]:
-    """The arms by name."""
     packed = draw_sequences(estimator, lengths, mask.device.type)
     per_step = {name: x for name, x in packed.items() if name not in ("bootstrap_values", "cu_seqlens")}
     rows = {name: x for name, x in packed.items() if name == "bootstrap_values"}

@@ -52,15 +52,12 @@ class Eager(TritonPPO):
 
 
 class Task(Env[Any, Any]):
-    """Only its spaces are used."""
-
     def __init__(self, setting: Setting) -> None:
         self.observation_space = spaces.Box(-np.inf, np.inf, (setting.observations,))
         self.action_space = spaces.Box(-1, 1, (setting.actions,))
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The times of all arms for a minibatch."""
     torch.set_num_threads(1)
     networks.MAX_WEIGHTS = max(networks.MAX_WEIGHTS, setting.hidden**2)
     models = {name: make_model(kind, setting) for name, kind in (("stock", PPO), ("eager", Eager), ("ours", TritonPPO))}
@@ -78,7 +75,6 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def make_model(kind: type[PPO], setting: Setting) -> PPO:
-    """An algorithm with a rollout."""
     count = max(4, SAMPLES // setting.batch_size) * setting.batch_size
     sizes: dict[str, Any] = {"n_steps": count, "batch_size": setting.batch_size, "n_epochs": 1}
     network = {"net_arch": [setting.hidden] * 2}

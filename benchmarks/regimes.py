@@ -39,7 +39,6 @@ CALLS = 50
 
 
 def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
-    """One estimator in one layout in all regimes."""
     device, (number, counted) = options.device, NUM_SHAPES[options.quick]
     inputs, x = draw_inputs(workload, device), torch.zeros(workload.shape, device=device)
     calls: dict[str, Call] = {"empty call": lambda: None, "torch.add": partial(torch.add, x, x)}
@@ -86,7 +85,6 @@ def make_call(workload: Workload, inputs: Inputs, change: Callable[[], dict[str,
 
 
 def check_results(workload: Workload, inputs: Inputs, numbers: dict[str, Any]) -> None:
-    """Raise unless the results are those of the reference backend."""
     choices = numbers, {**numbers, "backend": "reference"}
     results, expected = (list_tensors(make_call(workload, inputs, lambda x=x: x)()) for x in choices)
     for x, y in zip(results, expected, strict=True):
@@ -94,7 +92,6 @@ def check_results(workload: Workload, inputs: Inputs, numbers: dict[str, Any]) -
 
 
 def draw_shapes(workload: Workload, number: int, max_cells: int) -> list[Workload]:
-    """Workloads of random shapes, each once."""
     generator = random.Random(0)
     shapes: dict[tuple[int, int], None] = {}
     while len(shapes) < number:
@@ -141,12 +138,10 @@ def forget_calls(device: str) -> None:
 
 
 def count_kernels(device: str) -> int:
-    """How many variants of the scan are compiled."""
     return sum(len(caches[0]) for caches in list_caches().values()) if device == "cuda" else 0
 
 
 def list_caches() -> dict[Any, Any]:
-    """Triton's kernels of the scan, by device."""
     from rl_triton_core._internal.scan.kernel.scan import scan
 
     caches: dict[Any, Any] = scan.device_caches

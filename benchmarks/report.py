@@ -37,7 +37,6 @@ Column = tuple[str, str]
 
 
 def main() -> None:
-    """Write every page, and draw the figures."""
     for name in list_pages():
         (ROOT / name).write_text(fill_page(name), encoding="utf-8")
         print("wrote", name)
@@ -48,13 +47,11 @@ def main() -> None:
 
 
 def list_pages() -> list[str]:
-    """The pages that have such parts."""
     paths = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
     return [str(path.relative_to(ROOT)) for path in paths if MARKED.search(path.read_text(encoding="utf-8"))]
 
 
 def fill_page(name: str) -> str:
-    """A page with its parts between their marks."""
     text = (ROOT / name).read_text(encoding="utf-8")
     return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]() or NOT_YET}\n{found[3]}", text)
 
@@ -92,7 +89,6 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
 
 
 def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
-    """The head of a column: what differs from the other columns, and the unit."""
     arm, metric = column
     parts = [name_arm(arm)] * (len({x[0] for x in columns}) > 1) + [metric] * (len({x[1] for x in columns}) > 1)
     return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
@@ -111,7 +107,6 @@ ARMS = {
 
 
 def name_arm(arm: str) -> str:
-    """An arm as pages call it."""
     return ARMS.get(arm, arm)
 
 
@@ -131,7 +126,6 @@ def format_number(x: float | None) -> str:
 
 
 def join_parts(parts: Iterable[str]) -> str:
-    """Paragraphs, without the empty ones."""
     return "\n\n".join(filter(None, parts))
 
 
@@ -146,7 +140,6 @@ def describe_machine(machine: str, result: Result) -> str:
 
 
 def name_processor(machine: str, result: Result) -> str:
-    """A machine's GPU, or its CPU."""
     return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
 
 
@@ -163,7 +156,6 @@ def fold(text: str) -> str:
 
 
 def name_device(machine: str) -> str:
-    """What a folder of results is of."""
     return "CPU" if machine == "cpu" else "GPU"
 
 
@@ -188,7 +180,6 @@ def list_arms(rows: Sequence[Row]) -> str:
 
 
 def list_calls(suite: Suite, rows: Sequence[Row]) -> str:
-    """Full calls and time on the device of ours, a copy of as many bytes, and how much longer others take."""
     columns = [(suite.ours, "full"), (suite.ours, "device"), ("copy", "device")]
     columns += [(arm, f"over {suite.ours}") for arm in suite.shown]
     return list_rows([row for row in rows if (row.arm, row.metric) in columns], columns)
@@ -242,7 +233,6 @@ LOOPS = {
 
 
 def load_loop(name: str) -> Any:
-    """The module that measures a framework's loop."""
     return import_module(f"benchmarks.end_to_end.{name}")
 
 
@@ -256,7 +246,6 @@ def write_loop(name: str) -> str:
 
 
 def describe_settings(rows: Sequence[Row]) -> list[Row]:
-    """The lines with settings in words."""
     return [row._replace(setting=f"setting={describe_setting(row)}") for row in rows]
 
 
@@ -287,7 +276,6 @@ def select_gains(rows: Sequence[Row], arms: Sequence[str]) -> list[Row]:
 
 
 def describe_range(rows: Sequence[Row]) -> str:
-    """The smallest and the largest median."""
     medians = sorted(row.median for row in rows if row.median is not None)
     return " to ".join(dict.fromkeys(map(format_number, (medians[0], medians[-1])))) if medians else "–"
 
@@ -449,7 +437,6 @@ def list_gain(rows: Sequence[Row]) -> list[str]:
 
 
 def count_steps(rows: Sequence[Row], arm: str) -> float | None:
-    """Steps of environments per second, by median."""
     for row in select_rows(rows, arm):
         if row.metric == "steps":
             return row.median
@@ -500,7 +487,6 @@ SIDES = ("low", "high")
 
 
 def draw_figures() -> dict[str, Figure]:
-    """What there are results for."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -515,7 +501,6 @@ def draw_figures() -> dict[str, Figure]:
 
 
 def make_panels(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure and its panels."""
     from matplotlib import pyplot as plt
 
     figure, panels = plt.subplots(rows, columns, figsize=(width, height), layout="constrained", squeeze=False)

@@ -26,8 +26,6 @@ WRITTEN = ("benchmarks/results", "docs", "README.md")
 
 
 class Row(NamedTuple):
-    """A line of a result file."""
-
     setting: str
     arm: str
     metric: str
@@ -40,13 +38,10 @@ class Row(NamedTuple):
     note: str
 
     def read_setting(self) -> dict[str, str]:
-        """The names and values of the setting."""
         return read_setting(self.setting)
 
 
 class Result(NamedTuple):
-    """A result file: the machine with its software, and the lines."""
-
     system: dict[str, str]
     rows: list[Row]
 
@@ -60,22 +55,18 @@ def make_row(arm: str, metric: str, unit: str, values: float | Iterable[float], 
 
 
 def describe_failure(error: Exception) -> str:
-    """What a note says of it."""
     return f"failed: {type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
 
 
 def format_setting(setting: dict[str, Any]) -> str:
-    """A setting as a line has it."""
     return "; ".join(f"{name}={value}" for name, value in setting.items())
 
 
 def read_setting(setting: str) -> dict[str, str]:
-    """The names and values of a setting."""
     return dict(part.split("=", 1) for part in setting.split("; ")) if setting else {}
 
 
 def read_result(path: Path) -> Result:
-    """A result file; one that is not there has no lines."""
     return parse_result(path.read_text(encoding="utf-8")) if path.exists() else Result({}, [])
 
 
@@ -89,13 +80,11 @@ def parse_result(text: str) -> Result:
 
 
 def read_row(line: dict[str, str]) -> Row:
-    """A line with its numbers."""
     numbers: dict[str, Any] = {x: float(line[x]) if line[x] else None for x in ("low", "median", "high")}
     return Row(**{**line, **numbers, "count": int(line["count"])})
 
 
 def write_result(path: Path, result: Result) -> None:
-    """A result file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         file.writelines(f"# {name}: {value}\n" for name, value in result.system.items())
@@ -131,7 +120,6 @@ def read_machines(benchmark: str, folder: Path = RESULTS) -> dict[str, Result]:
 
 
 def select_rows(rows: Sequence[Row], arm: str = "", metric: str = "", **setting: Any) -> list[Row]:
-    """The lines with an arm, a metric and parts of a setting."""
     wanted = {name: str(value) for name, value in setting.items()}.items()
     chosen = [row for row in rows if arm in ("", row.arm) and metric in ("", row.metric)]
     return [row for row in chosen if wanted <= row.read_setting().items()]
@@ -158,7 +146,6 @@ class Parser(argparse.ArgumentParser):
 
 
 def describe_system(commit: str | None) -> dict[str, str]:
-    """Hardware, versions and commit."""
     return system_info() | {"commit": commit or name_commit()}
 
 

@@ -99,7 +99,6 @@ def join_group(runner: OnPolicyRunner) -> None:
 
 
 def make_rsl_rl_update(provider: str, setting: Setting, device: str) -> harness.Call:
-    """`update` of an algorithm with a rollout."""
     args = ppo_rsl_rl.parse_arguments(list_arguments(setting, device, advantages=provider))
     config = ppo_rsl_rl.make_config(args)
     config["obs_groups"]["rnd_state"] = ["state"]
@@ -139,7 +138,6 @@ RSL_RL: dict[str, dict[str, Any]] = {
 
 
 def make_rl_games_update(provider: str, setting: Setting, device: str) -> harness.Call:
-    """`train_epoch` with a rollout that is there already."""
     agent = make_rl_games_agent(provider, setting, device)
     if setting.processes > 1:
         agent.multi_gpu, agent.world_size, agent.global_rank = True, setting.processes, distributed.get_rank()
@@ -155,7 +153,6 @@ def make_rl_games_update(provider: str, setting: Setting, device: str) -> harnes
 
 
 def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
-    """An agent as a runner makes it."""
     arguments = list_arguments(setting, device, advantages=provider, env="pendulum")
     config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(arguments))
     config["params"]["network"]["mlp"] |= {"units": HIDDEN, "activation": "elu"}
@@ -176,7 +173,6 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
 
 
 def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Call:
-    """An agent's update, with a rollout in its memory."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = list_arguments(setting, device, mini_batches=MINIBATCHES, env="pendulum", log_dir=folder)
         config = ppo_skrl.make_config(ppo_skrl.parse_arguments(arguments))
@@ -217,7 +213,6 @@ def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Ca
 
 
 def list_arguments(setting: Setting, device: str, **more: Any) -> list[str]:
-    """Arguments of an example, as a command line has them."""
     flags = {"num_envs": setting.num_envs, "num_steps": setting.num_steps, "device": device, **more}
     return [str(x) for name, value in flags.items() for x in (f"--{name.replace('_', '-')}", value)]
 

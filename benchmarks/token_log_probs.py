@@ -80,12 +80,10 @@ def compute_as_verl(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
 
 
 def compute_entropy(logits: torch.Tensor) -> torch.Tensor:
-    """As verl does it."""
     return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
 
 
 def compute_with_trl_kernel(module: Any) -> Way:
-    """As TRL does it on a GPU."""
     way: Way = module.selective_log_softmax_and_entropy
     return way
 
@@ -102,7 +100,6 @@ def compute_with_flash_attn(module: Any) -> Way:
 
 
 def compute_ours(logits: torch.Tensor, tokens: torch.Tensor, inplace_backward: bool = False) -> Results:
-    """By this library."""
     got = token_log_probs(logits, tokens, entropy=True, inplace_backward=inplace_backward)
     assert got.entropy is not None
     return got.log_probs, got.entropy
@@ -132,7 +129,6 @@ def find_kernels(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[dict[str, 
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The forward pass alone, and with gradients."""
     harness.set_threads(setting.threads)
     torch._dynamo.reset()
     device, dtype = options.device, getattr(torch, setting.dtype)
@@ -167,7 +163,6 @@ def check_results(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
 
 
 def run_forward(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Without a graph."""
     with torch.no_grad():
         way(logits, tokens)
 

@@ -43,7 +43,6 @@ TURNS, CALLS = 5, 4
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    """Every estimator; results agree."""
     logging.getLogger("rl_triton_adapters.verl").setLevel(logging.WARNING)
     harness.set_threads(setting.threads)
     batch = make_batch(setting.responses, setting.tokens)
@@ -59,5 +58,4 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def choose_arm(name: str) -> None:
-    """Let verl call its own functions, or ours."""
     (uninstall if name == "stock" else install)()

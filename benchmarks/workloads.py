@@ -39,27 +39,22 @@ class Workload(NamedTuple):
 
     @property
     def spec(self) -> Estimator:
-        """What is computed."""
         return ESTIMATORS.get(self.estimator) or VARIANTS[self.estimator]
 
     @property
     def time_dim(self) -> int:
-        """The dimension of time."""
         return 1 if self.layout == "env-major" else 0
 
     @property
     def cells(self) -> int:
-        """Environments times steps."""
         return self.num_envs * self.num_steps
 
     @property
     def per_step(self) -> tuple[str, ...]:
-        """The inputs that have a number per step."""
         return self.spec.inputs + ("truncated",) * self.truncated
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The shape of a tensor per step."""
         return (self.num_envs, self.num_steps) if self.time_dim == 1 else (self.num_steps, self.num_envs)
 
     def __str__(self) -> str:
@@ -69,7 +64,6 @@ class Workload(NamedTuple):
 
 
 def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
-    """The inputs by name, contiguous in the workload's layout."""
     generator = torch.Generator(device).manual_seed(seed)
     dtype, flag_dtype = getattr(torch, workload.dtype), getattr(torch, workload.flags)
 
@@ -114,7 +108,6 @@ def count_bytes_per_step(workload: Workload) -> int:
 
 
 def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Inputs:
-    """The inputs of some environments."""
     dim = 1 - workload.time_dim
     return {name: x.index_select(dim if x.ndim > 1 else 0, envs) for name, x in inputs.items()}
 
@@ -127,7 +120,6 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
 
 
 def solve_equations(spec: Estimator, time_dim: int, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
-    """The results of an estimator, as many as it has."""
     flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
     results = spec.equation({**inputs, **flags}, time_dim, Rates(GAMMA, spec.lambda_ or 1.0), scan)
     return results[: len(spec.outputs)]

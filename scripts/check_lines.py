@@ -7,7 +7,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def count_lines(folders: list[str]) -> int:
-    """Lines of all modules in some folders."""
     return sum(len(path.read_text().splitlines()) for name in folders for path in ROOT.glob(f"{name}/**/*.py"))
 
 

@@ -56,7 +56,6 @@ def main() -> int:
 
 
 def run_tests(suite: str, folder: Path, select: str, limit: float) -> dict[str, object]:
-    """The tests of a suite, with the real compiler."""
     started, junit = time.perf_counter(), folder / f"{suite}.xml"
     chosen = [str(ROOT / "tests" / suite), *SUITES[suite], "-k", select]
     junit.unlink(missing_ok=True)
@@ -87,7 +86,6 @@ def find_spilled_bytes(suite: ET.Element) -> dict[str, int]:
 
 
 def format_name(case: ET.Element) -> str:
-    """A test, with its module."""
     return f"{case.get('classname')}.{case.get('name')}"
 
 

@@ -104,12 +104,10 @@ def list_intact(mutants: Sequence[Mutant]) -> list[Mutant]:
 
 
 def is_intact(mutant: Mutant) -> bool:
-    """Whether a mutant breaks nothing."""
     return not mutant.before
 
 
 def is_of_adapter(mutant: Mutant) -> bool:
-    """Whether it breaks an adapter."""
     return mutant.file.startswith("adapters/")
 
 

@@ -13,7 +13,6 @@ class ReadmeHook(MetadataHookInterface):
     """What hatchling calls for `tool.hatch.metadata.hooks.custom`."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Put the text into the metadata."""
         repository = metadata.get("urls", {}).get("Repository")
 
         def replace(link: re.Match[str]) -> str:

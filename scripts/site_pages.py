@@ -36,7 +36,6 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add these pages."""
     from mkdocs.structure.files import File
 
     pages = {name_page(module): write_reference(module, names) for module, names in find_public_names().items()}
@@ -67,14 +66,12 @@ def find_public_names() -> dict[str, list[str]]:
 
 
 def find_modules(folder: Path) -> Iterator[Path]:
-    """The public modules of a package, itself first: no part of their path begins with an underscore."""
     for path in sorted(folder.rglob("*.py"), key=lambda path: (len(path.parts) > len(folder.parts) + 2, path)):
         if not any(part.startswith("_") and part != "__init__.py" for part in path.relative_to(folder).parts):
             yield path
 
 
 def read_all(path: Path) -> list[str]:
-    """The names that a module lists in `__all__`."""
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == ["__all__"]:
             return list(ast.literal_eval(node.value))
@@ -87,7 +84,6 @@ def shorten_name(module: str) -> str:
 
 
 def name_page(module: str) -> str:
-    """Where a module's page is, in the site."""
     return f"reference/{module}.md"
 
 

@@ -55,7 +55,6 @@ def install(python: str, row: dict, version: str) -> Path:
 
 
 def make_command(row: dict, version: str, everything: bool) -> list[str]:
-    """The arguments of Python that test one version."""
     if "refused" in row:
         return ["-c", IMPORT, row["refused"], f"{row['package']} {version}"]
     select = row.get("select", "") if everything else row["quick"]
@@ -64,7 +63,6 @@ def make_command(row: dict, version: str, everything: bool) -> list[str]:
 
 
 def test_version(python: str, row: dict, version: str, everything: bool) -> bool:
-    """Test one version; say whether all is as expected."""
     start, name, is_well, output = time.monotonic(), f"{row['package']} {version}", False, ""
     try:
         paths = os.pathsep.join(map(str, (install(python, row, version), ROOT, ROOT / "adapters")))

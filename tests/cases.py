@@ -132,7 +132,6 @@ class Case:
         return self.args.get(name, default)
 
     def replace(self, **changes):
-        """The case with other arguments; None takes one away."""
         args = {**self.args, **changes}
         return Case(self.estimator, {name: x for name, x in args.items() if x is not None})
 
@@ -151,7 +150,6 @@ class Case:
 
     @property
     def boundaries(self):
-        """The arguments that say where trajectories end."""
         names = ("terminated", "truncated", "mask", "mask_mode")
         return {name: self[name] for name in names if name in self.args}
 
@@ -226,7 +224,6 @@ ACTIONS = 3
 
 
 def draw_input(rng, name, shape):
-    """A random per-step input."""
     if name == "log_ratios":
         return 0.7 * rng.standard_normal(shape)
     if name in ("target_log_probs", "behaviour_log_probs"):
@@ -241,7 +238,6 @@ def draw_input(rng, name, shape):
 
 
 def random_case(estimator, num_envs, num_steps, seed=0, *, term=0.1, trunc=0.1, valid=1.0, features=(), **changes):
-    """Random inputs, flags with the given probabilities (None: no such argument), a dense bootstrap if one is taken."""
     rng = np.random.default_rng(seed)
     shape = (num_envs, num_steps)
     args = {name: draw_input(rng, name, (*shape, *features)) for name in estimator.inputs}
@@ -306,7 +302,6 @@ def find_readable(case):
 
 
 def find_starts(case):
-    """Where a trajectory begins within the window, in a forward case."""
     ids = oracles.number_trajectories(case.shape, **get_endings(case))
     first = np.zeros(case.shape, bool)
     for n, row in enumerate(ids):
@@ -318,7 +313,6 @@ def find_starts(case):
 
 
 def get_endings(case):
-    """The boundaries of a forward case as departure flags."""
     kept = {name: case[name] for name in ("mask", "mask_mode") if name in case.args}
     if case.estimator is TRACES:
         return case.boundaries

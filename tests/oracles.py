@@ -418,7 +418,6 @@ def retrace_by_trajectory(
 
 
 def copy_state(x, state, dtype):
-    """Copies of (value, done), or those of a stream that begins."""
     if state is None:
         return np.zeros((x.shape[0], *x.shape[2:]), dtype), np.zeros(x.shape[0], bool)
     return state[0].astype(dtype), state[1].astype(bool)

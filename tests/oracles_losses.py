@@ -75,7 +75,6 @@ def estimate_kl(log_prob, ref_log_prob, estimator, log_ratio_clamp=None, kl_clip
 
 
 def find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau_negative):
-    """What is maximised."""
     if surrogate == "cispo":
         return ratio.clamp(low, high).detach() * a * log_prob
     if surrogate == "sapo":

@@ -17,8 +17,6 @@ NAME, DEVICE = "other", "other:0"
 
 
 class OtherTensor(torch.Tensor):
-    """A tensor of the device."""
-
     @staticmethod
     def __new__(cls, held):
         if held.dtype == torch.float64:
@@ -62,7 +60,6 @@ def fall_back(function, *args, **kwargs):
 
 
 def provide_device():
-    """Let PyTorch know the device."""
     backend_registration._setup_privateuseone_for_python_backend(NAME)
     library = torch.library.Library("_", "IMPL")
     library.fallback(fall_back, "PrivateUse1")
@@ -83,12 +80,10 @@ MORE = {"values": X[4, 0], "returns": X[5, 0], "normalize_advantages": True}
 
 
 def compute_gae_from_final_values(env, time, value, last_value, **options):
-    """GAE with sparse bootstrap values."""
     return ours.compute_gae(bootstrap_values=ours.FinalValues(env, time, value, last_value), **options)
 
 
 def compute_ppo(first, policy, log_std=None, actions=None, **options):
-    """PPO of a policy."""
     return losses.ppo_loss(policy(first) if log_std is None else policy(first, log_std), actions, **options)
 
 
@@ -145,7 +140,6 @@ CALLS = {
 
 
 def move(tree, device):
-    """The same with all tensors on a device."""
     return pytree.tree_map_only(torch.Tensor, lambda x: x.to(device), tree)
 
 

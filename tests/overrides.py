@@ -30,12 +30,10 @@ def alter(value):
 
 
 def alter_call(function, *args, **kwargs):
-    """Call a function with smaller tensors, and return smaller ones."""
     return alter(function(*map(alter, args), **kwargs))
 
 
 def make_method(kind, name):
-    """A method or property in the place of that of a class."""
     stock = inspect.getattr_static(kind, name)
     if isinstance(stock, property):
         return property(lambda self: alter(stock.fget(self)))
@@ -45,7 +43,6 @@ def make_method(kind, name):
 
 
 def derive(kind, name):
-    """A class with a method of its own."""
     return type(kind.__name__, (kind,), {name: make_method(kind, name)})
 
 

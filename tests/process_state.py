@@ -42,7 +42,6 @@ NUMBERS = {
 
 
 def read_state():
-    """All of it, as this thread sees it."""
     return {name: read() for name, read in NUMBERS.items()}
 
 

@@ -157,7 +157,6 @@ class Recording(TorchDispatchMode):
 
     @contextmanager
     def recording(self):
-        """Record what happens inside."""
         step = rmsprop._multi_tensor_rmsprop  # on a CPU, it reads the learning rate
         with ExitStack() as stack:
             for module in (scans, losses, normalization):

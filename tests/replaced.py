@@ -116,7 +116,6 @@ def replace_function(owners, name):
 
 @contextmanager
 def change_all(things, change, *args):
-    """Each of them."""
     with ExitStack() as stack:
         for x in things:
             stack.enter_context(change(x, *args))

@@ -34,7 +34,6 @@ class Setting(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """Samples of a minibatch."""
         return self.num_envs * self.num_steps // self.minibatches
 
 

@@ -41,7 +41,6 @@ class Training:
         self.training = self.example.Training(self.args, timed)
 
     def run_iteration(self) -> None:
-        """One pass of the example's loop."""
         self.training.run_iteration(self.args.learning_rate)
 
     def compute_results(self) -> tuple[Tensor, Tensor]:
@@ -56,7 +55,6 @@ class Training:
 
 
 def make_arguments(setting: Setting, update: str) -> Namespace:
-    """The example's arguments."""
     known: Namespace = load_example().parse_arguments([])
     known.env, known.update, known.device = "cartpole", update, setting.device
     known.num_envs, known.num_steps, known.hidden = setting.num_envs, setting.num_steps, setting.hidden
@@ -66,7 +64,6 @@ def make_arguments(setting: Setting, update: str) -> Namespace:
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    """One arm in one setting, as it is before training."""
     example = load_example()
     advantages = example.compute_stock_advantages if name == "stock" else example.compute_triton_advantages
     update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"

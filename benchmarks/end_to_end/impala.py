@@ -33,7 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {"IMPALA": {}, "APPO": {"use_kl_loss": True
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    """One arm in one setting, as it is before training."""
     from ray.rllib.core.learner.learner import Learner
     from ray.rllib.core.learner.training_data import TrainingData
 
@@ -75,7 +74,6 @@ def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) 
 
 
 def create_config(name: str) -> Any:
-    """The config of an algorithm as RLlib makes it."""
     return getattr(import_module(f"ray.rllib.algorithms.{name.lower()}"), f"{name}Config")()
 
 

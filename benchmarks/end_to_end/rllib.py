@@ -33,7 +33,6 @@ RECURRENCE = "compute_value_targets"
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    """One arm in one setting, as it is before training."""
     torch.manual_seed(0)
     learner, found = build_learner(setting, name), draw_episodes(setting)
     time_parts(learner, watch, is_captured=name == "captured")
@@ -46,7 +45,6 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 
 def build_learner(setting: Setting, name: str) -> Any:
-    """A learner of PPO, in this process."""
     from ray.rllib.algorithms.ppo import PPOConfig
 
     from rl_triton_adapters.rllib import enable_triton

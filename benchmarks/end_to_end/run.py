@@ -42,14 +42,12 @@ class Entry:
 
 
 def measure(module: Any, setting: Setting, options: Namespace) -> Iterator[Row]:
-    """The lines of all arms of a framework's module."""
     setting = setting._replace(device=options.device)
     rounds = 2 if options.quick else ROUNDS
     return make_rows(measure_setting(module, setting, rounds, options.seconds or SECONDS), setting)
 
 
 def measure_setting(module: Any, setting: Setting, rounds: int, seconds: float) -> list[Entry]:
-    """The arms with the times of their iterations."""
     watch = Stopwatch(setting.device)
     entries = prepare_arms(module, setting, watch)
     running = {entry.name: entry for entry in entries if entry.arm is not None}
@@ -85,7 +83,6 @@ def prepare_arms(module: Any, setting: Setting, watch: Stopwatch) -> list[Entry]
 
 
 def time_iteration(arm: Arm | None, watch: Stopwatch) -> dict[str, float]:
-    """The times of an iteration by its parts."""
     assert arm is not None
     return watch.time(partial(arm.iteration, *arm.fresh()))
 

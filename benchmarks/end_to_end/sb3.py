@@ -74,7 +74,6 @@ PIXELS, FRAMES = 84, 4
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    """One arm in one setting, as it is before training."""
     model = make_model(name, setting)
     buffer, steps = model.rollout_buffer, setting.num_envs * setting.num_steps
     buffer.compute_returns_and_advantage = watch.around(ADVANTAGES, buffer.compute_returns_and_advantage)
@@ -90,7 +89,6 @@ def list_arms(setting: Setting) -> tuple[str, ...]:
 
 
 def find_class(arm: str, algorithm: str) -> Any:
-    """The class of an algorithm: stock, or ours."""
     package, module = MODULES[algorithm]
     if arm == "stock":
         return getattr(import_module(package), algorithm)
@@ -98,7 +96,6 @@ def find_class(arm: str, algorithm: str) -> Any:
 
 
 def find_family(env: str) -> str:
-    """The name of the algorithm in a setting's environment."""
     return next((name for name in MODULES if env.endswith(f", {name}")), "PPO")
 
 
@@ -129,7 +126,6 @@ def make_model(name: str, setting: Setting) -> Any:
 
 
 def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:
-    """The name of the policy, and the environments that it acts in."""
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecFrameStack
 
@@ -141,7 +137,6 @@ def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:
 
 
 def allow_all_actions(env: Any) -> Any:
-    """An environment that masks no action out."""
     from sb3_contrib.common.wrappers import ActionMasker
 
     return ActionMasker(env, lambda env: np.ones(env.action_space.n, bool))
@@ -185,7 +180,6 @@ def compute_results(buffer: Any) -> list[Tensor]:
 
 
 def make_states(buffer: Any) -> Any:
-    """States of LSTMs that are zero."""
     from sb3_contrib.common.recurrent.type_aliases import RNNStates
 
     zeros = torch.zeros(buffer.hidden_state_shape[1:])

@@ -45,7 +45,6 @@ class Stopwatch:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens inside belongs to this part."""
         outer = self.marks[-1][1] if self.marks else REST
         self.mark(name)
         try:
@@ -54,8 +53,6 @@ class Stopwatch:
             self.mark(outer)
 
     def around(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, as a part."""
-
         @wraps(function)
         def timed(*args: Any, **kwargs: Any) -> Any:
             with self.part(name):
@@ -64,7 +61,6 @@ class Stopwatch:
         return timed
 
     def mark(self, part: str) -> None:
-        """From now on it is this part."""
         self.marks.append((self.now(), part))
 
     def now(self) -> Any:
@@ -76,7 +72,6 @@ class Stopwatch:
         return event
 
     def between(self, start: Any, end: Any) -> float:
-        """From one moment to another."""
         return float(start.elapsed_time(end)) * 1e3 if self.device == "cuda" else float(end - start) * 1e6
 
 

@@ -67,12 +67,10 @@ class Training:
 
     @torch.no_grad()
     def estimate_advantages(self) -> None:
-        """Advantages and value targets, into the data."""
         with self.watch.part(ADVANTAGES):
             self.estimator(self.data)
 
     def run_iteration(self) -> None:
-        """The epochs."""
         for epoch in range(self.setting.epochs):
             if epoch == 0 or self.setting.recompute:
                 self.estimate_advantages()
@@ -86,7 +84,6 @@ class Training:
                 self.update(samples[chosen])
 
     def take_step(self, minibatch: Any) -> Any:
-        """Losses of a minibatch, and a step of the optimizer."""
         losses = self.loss(minibatch)
         self.optimizer.zero_grad()
         sum(losses[name] for name in ("loss_objective", "loss_critic", "loss_entropy")).backward()
@@ -101,7 +98,6 @@ class Training:
 
 
 def make_networks(setting: Setting) -> tuple[Any, Any]:
-    """Actor and critic."""
     from tensordict.nn import NormalParamExtractor, TensorDictModule
     from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
 
@@ -119,7 +115,6 @@ def make_networks(setting: Setting) -> tuple[Any, Any]:
 
 
 def make_compiled(loss: Any, optimizer: Any) -> CompiledUpdate:
-    """The update of both networks in compiled code."""
     (actor, _), critic = loss.actor_network.module[0].module, loss.critic_network.module
     return CompiledUpdate(actor, critic, optimizer, head="gaussian")
 
@@ -132,13 +127,11 @@ def view_rollout(samples: Any) -> Rollout:
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    """One arm in one setting, as it is before training."""
     training = Training(setting, name, watch)
     return Arm(training.run_iteration, training.compute_results)
 
 
 def choose_estimator(name: str) -> Any:
-    """The value estimator of an arm."""
     from torchrl.objectives.value import GAE
 
     from rl_triton_adapters.torchrl import TritonGAE

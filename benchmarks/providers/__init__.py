@@ -32,7 +32,6 @@ class Provider(NamedTuple):
     """Where there are any, it takes GAE without truncations alone, in these layouts."""
 
     def unavailable(self, device: str) -> str | None:
-        """Why it cannot run here."""
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
         if missing:
             return f"{', '.join(missing)} not installed"
@@ -51,12 +50,10 @@ class Provider(NamedTuple):
         return getattr(self.load(), "compute_oracle", compute_oracle)
 
     def select_written(self, result: Tensor) -> Tensor:
-        """The part of a result that the provider writes."""
         part: Tensor = getattr(self.load(), "select_written", lambda x: x)(result)
         return part
 
     def load(self) -> Any:
-        """Its module, imported when it is first needed."""
         return importlib.import_module(f"benchmarks.providers.{self.module}")
 
 

@@ -120,12 +120,10 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
 
 
 def select_written(result: Tensor) -> Tensor:
-    """All but the last column."""
     return result[:, :-1]
 
 
 @cache
 def load_extension() -> Any:
-    """The compiled extension."""
     sources = {"cpp_sources": [CPP], "cuda_sources": [CUDA], "functions": ["compute"]}
     return load_inline("rl_triton_cuda_rows", **sources, no_implicit_headers=True)

@@ -32,7 +32,6 @@ class Kernel(NamedTuple):
 
 
 def make_call(workload: Workload, inputs: Inputs) -> Call | None:
-    """The launch in the ordinary way, and the results' allocation."""
     kernel = KERNELS.get(workload.spec.function)
     if kernel is None or workload.num_steps > FLAT_LONGEST or workload.dtype != "float32" or "mask" in inputs:
         return None

@@ -64,7 +64,6 @@ def make_compiled_call(workload: Workload, inputs: Inputs) -> Call:
 
 
 def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
-    """The results of an estimator, compiled."""
     solve = partial(solve_equations, workload.spec, workload.time_dim, scan=scan_by_doubling)
     torch._dynamo.reset()
     return torch.compile(solve, dynamic=False, fullgraph=True, backend=COMPILER)
@@ -88,7 +87,6 @@ def make_numba_call(workload: Workload, inputs: Inputs) -> Call:
 
 @cache
 def compile_rows() -> Any:
-    """`run_rows` by Numba."""
     import numba
 
     return numba.njit(run_rows)
@@ -108,7 +106,6 @@ def run_rows(rewards: Any, values: Any, terminated: Any, bootstrap: Any, gamma: 
 
 
 def make_sb3_call(workload: Workload, inputs: Inputs) -> Call:
-    """The pass of Stable-Baselines3's own buffer over a rollout that it holds: NumPy, flags that follow a step."""
     from gymnasium import spaces
     from stable_baselines3.common.buffers import RolloutBuffer
 
@@ -126,7 +123,6 @@ def make_sb3_call(workload: Workload, inputs: Inputs) -> Call:
 
 
 def make_torchrl_call(workload: Workload, inputs: Inputs) -> Call:
-    """TorchRL's vectorised GAE on tensors with a trailing dimension, the values after each step given."""
     from torchrl.objectives.value.functional import vec_generalized_advantage_estimate as compute
 
     values, terminated, lambda_ = inputs["values"], inputs["terminated"], workload.spec.lambda_

@@ -32,7 +32,6 @@ class Mutant(NamedTuple):
     """Those that should notice, as pytest's -k selects them."""
 
     def break_file(self, root: Path) -> None:
-        """Break the code of a copy of the repository."""
         path = root / self.file
         path.write_text(self.break_code(path.read_text()))
 
@@ -92,7 +91,6 @@ def find_scopes(tree: ast.Module, function: str) -> list[ast.AST]:
 
 
 def walk_definitions(scope: ast.AST) -> Iterator[Any]:
-    """The functions and classes of a scope, without those inside of them."""
     for child in ast.iter_child_nodes(scope):
         if isinstance(child, DEFINITIONS):
             yield child
@@ -101,7 +99,6 @@ def walk_definitions(scope: ast.AST) -> Iterator[Any]:
 
 
 def find_places(scope: ast.AST, pattern: list[Any]) -> Iterator[Place]:
-    """Every place where a pattern matches."""
     for parent in ast.walk(scope):
         for field, value in ast.iter_fields(parent):
             items = value if isinstance(value, list) else [value]

@@ -74,15 +74,11 @@ class MaskedActions(gym.ActionWrapper):
 
 
 class NothingAllowed(MaskedActions):
-    """Now and then, no action is allowed."""
-
     def action_masks(self):
         return super().action_masks() & (self.rng.random() < 0.9)
 
 
 class OwnPolicy(ActorCriticPolicy):
-    """A policy with methods of its own."""
-
     def forward(self, obs, deterministic=False):
         actions, values, log_prob = super().forward(obs, deterministic)
         return actions, 2 * values, log_prob
@@ -104,8 +100,6 @@ class OneArgument(ActorCriticPolicy):
 
 
 class OneStd(ActorCriticPolicy):
-    """One standard deviation for all dimensions of actions."""
-
     def _build(self, lr_schedule):
         super()._build(lr_schedule)
         self.log_std = torch.nn.Parameter(torch.zeros(1))
@@ -160,8 +154,6 @@ NUM_TIMESTEPS = 3 * 64 - 8
 
 
 class Recorder(Logger):
-    """Keeps what is logged."""
-
     def __init__(self):
         super().__init__(folder=None, output_formats=[])
         self.kept = []
@@ -252,7 +244,6 @@ def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monke
 
 
 def join_parameters(model):
-    """All of them, end to end."""
     return torch.cat([x.detach().flatten() for x in model.policy.parameters()])
 
 
@@ -452,8 +443,6 @@ def test_gradients_are_clipped_as_torch_does(max_norm):
 
 
 class OwnMinibatches(RolloutBuffer):
-    """A buffer that changes its minibatches."""
-
     def _get_samples(self, batch_inds, env=None):
         samples = super()._get_samples(batch_inds, env)
         return samples._replace(advantages=samples.advantages.abs())
@@ -545,8 +534,6 @@ def test_an_incomplete_rollout_is_an_error(task):
 
 
 class ReadMinibatches(BaseCallback):
-    """Reads all of a rollout before it is trained on."""
-
     def _on_step(self):
         return True
 

@@ -24,7 +24,6 @@ from rl_triton_adapters.sb3.captured import TritonPPO
 
 
 def resize_rollout(n_steps, model):
-    """As one does it who wants rollouts of another length."""
     kind, model.n_steps = type(model.rollout_buffer), n_steps
     spaces = model.observation_space, model.action_space
     options = {"gamma": model.gamma, "gae_lambda": model.gae_lambda, "n_envs": model.n_envs}

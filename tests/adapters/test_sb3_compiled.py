@@ -90,7 +90,6 @@ def test_callbacks_may_change_anything():
 
 
 def keep_own(thing, name):
-    """Let an object have a method of its own, which is that of its class."""
     setattr(thing, name, partial(getattr(type(thing), name), thing))
 
 
@@ -109,7 +108,6 @@ class Hiding(FlattenExtractor):
 
 
 def double(thing, name):
-    """Let an object have another method."""
     method = getattr(thing, name)
     setattr(thing, name, lambda *x: 2 * method(*x))
 
@@ -142,7 +140,6 @@ def test_reasons_why_an_update_is_not_compiled(reason):
 
 
 def derive_kind(thing, **methods):
-    """Let an object be of a class that derives from its own."""
     thing.__class__ = type(f"Own{type(thing).__name__}", (type(thing),), methods)
 
 

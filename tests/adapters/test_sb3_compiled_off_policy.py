@@ -88,8 +88,6 @@ def test_checkpoints_both_ways_in_mid_training(kind, tmp_path):
 
 
 class ChangeThings(BaseCallback):
-    """Changes what gradient steps and acting depend on."""
-
     def _on_step(self):
         model, policy = self.model, self.model.policy
         network = model.q_net if hasattr(model, "q_net") else model.actor
@@ -138,8 +136,6 @@ class NotANumber(np.ndarray):
 
 
 class Spoil(BaseCallback):
-    """From a step on, one observation in the buffer is NaN."""
-
     def _on_step(self):
         if self.n_calls == 60:
             self.model.replay_buffer.observations[40] = np.nan
@@ -186,8 +182,6 @@ REASONS = {
 
 
 class OwnStep(TritonDQN):
-    """Somebody's way to step."""
-
     def _step_optimizer(self, optimizer, loss):
         super()._step_optimizer(optimizer, 2 * loss)
 

@@ -87,8 +87,6 @@ class Goal(gym.Env):
 
 
 class Screen(gym.ObservationWrapper):
-    """CartPole with its observation as an image."""
-
     def __init__(self):
         super().__init__(gym.make("CartPole-v1"))
         self.observation_space = spaces.Box(0, 255, (1, 36, 36), np.uint8)
@@ -203,8 +201,6 @@ def test_with_default_optimizers_parameters_are_equal_up_to_rounding(kind, devic
 
 
 class Places(BaseFeaturesExtractor):
-    """Features with sparse gradients."""
-
     def __init__(self, space):
         super().__init__(space, 4)
         self.table = torch.nn.Embedding(8, 4, sparse=True)
@@ -257,8 +253,6 @@ def test_an_actor_that_is_replaced_acts(monkeypatch):
 
 
 class OtherTarget(BaseCallback):
-    """Another target network in the middle of training."""
-
     def _on_training_start(self):
         if isinstance(self.model, SAC):
             self.model.ent_coef_optimizer.param_groups[0]["foreach"] = True  # told how to step, as the others are
@@ -276,8 +270,6 @@ def test_a_target_that_is_replaced_is_followed(kind, captured):
 
 
 class Changes(BaseCallback):
-    """Other settings in the middle of training."""
-
     def _on_step(self):
         if self.n_calls == 30:
             self.model.tau, self.model.gamma = 0.3, 0.5
@@ -498,8 +490,6 @@ OF_THE_PROCESS = {"scale": 1.0}
 
 
 class Global(BaseFeaturesExtractor):
-    """Features with a factor that no graph sees."""
-
     def __init__(self, space):
         super().__init__(space, 4)
 
@@ -623,8 +613,6 @@ def test_what_an_update_logs_is_there_before_the_next_rollout(kind, monkeypatch)
 
 
 class Counting(torch.nn.ReLU):
-    """Counts how often its mode is set."""
-
     calls = 0
 
     def train(self, mode=True):

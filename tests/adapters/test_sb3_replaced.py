@@ -83,7 +83,6 @@ def make_agents(kind):
 
 
 def learn(model):
-    """A rollout from the first state, and its update."""
     model.set_random_seed(0)
     model._last_obs = None
     model.learn(8)

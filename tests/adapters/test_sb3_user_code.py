@@ -205,7 +205,6 @@ CASES = pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind, hows in 
 
 
 def make_users(kind, how, monkeypatch, **options):
-    """Of stock and of ours."""
     users = User(STOCK[kind], **options), User(kind, **options)
     for user in users if how == "hooks" else ():
         user.add_hooks()

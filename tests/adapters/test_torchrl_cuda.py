@@ -94,7 +94,6 @@ class Training:
         self.batches = [make_minibatch(head, torch.float32, shape=(256,), seed=i).to(DEVICE) for i in range(8)]
 
     def take_step(self, minibatch):
-        """Loss, gradients, clip, update."""
         losses = self.loss(minibatch)
         self.optimizer.zero_grad()
         sum_terms(losses).backward()

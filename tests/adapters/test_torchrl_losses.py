@@ -47,8 +47,6 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5}
 
 
 class DiagonalNormal(Independent):
-    """PyTorch's own independent normals."""
-
     def __new__(cls, loc, scale):
         return Independent(Normal(loc, scale), 1)
 
@@ -61,8 +59,6 @@ class ColumnNormal(Independent):
 
 
 class SharedCategorical(Categorical):
-    """One distribution for all agents."""
-
     def __new__(cls, logits):
         return Categorical(logits=logits[..., :1, :])
 

@@ -34,7 +34,6 @@ def problem_of(
     surrogate="clip",
     weigh_kl="none",
 ):
-    """A problem with everything that there is."""
     widths = [size or (1 if head in ("given", "sampled") else 8)] * parts
     inputs = [empty(n, k, dtype=dtype) for k in widths]
     if head == "given":

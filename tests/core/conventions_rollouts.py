@@ -81,7 +81,6 @@ ENVIRONMENTS = {"cartpole": cartpole, "pendulum": pendulum, "both": BothAtOnce}
 
 
 def value(obs):
-    """A fixed critic: v(obs), in float64, for one observation or many."""
     obs = np.asarray(obs, np.float64)
     return obs @ np.cos(1.0 + np.arange(obs.shape[-1])) + 0.5
 

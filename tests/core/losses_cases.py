@@ -11,8 +11,6 @@ from rl_triton_core.testing import assert_close
 
 
 class Case(NamedTuple):
-    """A head, what goes into it, and everything else."""
-
     head: str
     network: dict[str, Any]
     """Tensors with gradients: what the network gives, and the values."""
@@ -66,7 +64,6 @@ def make(head, n=37, size=5, seed=0, dtype=torch.float32, spread=1.0):
 
 
 def each(function, x):
-    """Apply to a tensor, or to each of a list of them."""
     if isinstance(x, list):
         return [each(function, y) for y in x]
     return function(x) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
@@ -77,7 +74,6 @@ def cast(tensors, dtype):
 
 
 def policy_of(case, network, old):
-    """Log-probability, entropy and KL by the oracle."""
     head, actions = case.head, case.data.get("actions")
     if head in ("ppo", "entropy"):
         log_prob = network["log_probs"].double()
@@ -96,7 +92,6 @@ POLICIES = {"ppo": "LogProbs", "entropy": "LogProbs", "multi": "MultiCategorical
 
 
 def call(case, network, *, device="cpu", exact_kl=False, **options):
-    """The call under test."""
     kind = getattr(losses, POLICIES.get(case.head, case.head.split()[0].capitalize()))
     data = {**case.data, **(case.old if exact_kl else {})}
     data.pop("ref_log_probs" if exact_kl or "kl_estimator" not in options else "", None)

@@ -54,7 +54,6 @@ def make_case(*shape, gamma=0.9, **changes):
 
 
 def make_discounts(shape):
-    """One per step, one of them 0."""
     gamma = np.random.default_rng(0).uniform(0.1, 1.1, shape)
     gamma[0, 2] = 0.0
     return gamma

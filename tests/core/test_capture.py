@@ -58,7 +58,6 @@ class Training:
 
 
 def make_captured(monkeypatch, device="cpu", kind=Training, **options):
-    """A training whose steps are captured, on a CPU too."""
     allow_captures(monkeypatch, device)
     return kind(device=device, **options)
 
@@ -69,7 +68,6 @@ def make_pair(monkeypatch, device, **options):
 
 
 def draw_batches(number, size=8, device="cpu"):
-    """Minibatches of which the last is short, twice."""
     generator = torch.Generator().manual_seed(1)
     for i in range(number):
         rows = size if i % 5 else size // 2

@@ -32,17 +32,14 @@ def run_steps(training, changes, device, each=4):
 
 
 def set_option(name, value):
-    """A change of an optimizer's setting."""
     return lambda training: training.optimizer.param_groups[0].update({name: value})
 
 
 def swap_activation(training):
-    """Another one, and back again."""
     training.model[1], training.kept = getattr(training, "kept", nn.ReLU()), training.model[1]
 
 
 def toggle_hook(training):
-    """One that doubles what a layer gives, and back again."""
     if hasattr(training, "hook"):
         training.hook.remove()
     else:
@@ -198,7 +195,6 @@ def test_a_model_without_a_parameter_that_learns(device, monkeypatch):
 
 
 def any_learns(model):
-    """Whether a parameter is not frozen."""
     return any(x.requires_grad for x in model.parameters())
 
 
@@ -365,7 +361,6 @@ class Failing(Training):
 
 
 def describe_training(training):
-    """All that a step changes."""
     gradients = [None if x.grad is None else x.grad.clone() for x in training.model.parameters()]
     group, *_ = copy.deepcopy(training.optimizer.state_dict()["param_groups"])
     state = copy.deepcopy(training.optimizer.state_dict()["state"])

@@ -81,7 +81,6 @@ HOOKS = {
 
 
 def train_with(training, attach, device):
-    """Train without a hook, with it, and without it again."""
     attached = []
 
     def detach(_):

@@ -149,14 +149,12 @@ DRAWS = {
 
 
 def read_states(part):
-    """All random states of the host, to be compared."""
     states = random.getstate(), np.random.get_state()[1].tolist(), part.python.getstate()  # noqa: NPY002
     return *states, part.numpy.bit_generator.state, part.legacy.get_state()[1].tolist()
 
 
 @pytest.fixture
 def other_thread():
-    """One that waits for work."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         yield pool

@@ -47,8 +47,6 @@ OPTIMIZERS = {
 
 
 class Agent(nn.Module):
-    """An actor and a critic."""
-
     def __init__(self, head="categorical", activation=nn.Tanh, sizes=(8, 6), nvec=None, trunk=False, bias=True):
         super().__init__()
         self.head, self.nvec = head, nvec

@@ -129,7 +129,6 @@ def make_transitions(kind, count=SIZE * STEPS):
 
 
 def learn_both(kind, make=Adam, **options):
-    """Compiled, and in float64."""
     torch.manual_seed(0)
     agent = Agent(kind, make)
     exact, batches = copy.deepcopy(agent), make_transitions(kind)

@@ -175,7 +175,6 @@ def test_a_truncated_step_without_a_final_value_is_loud(form):
 
 
 def make_arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu"):
-    """Good arguments of a converter, by name, in the order of its signature."""
     generator = torch.Generator().manual_seed(0)
     shape = (num_steps, num_envs) if time_dim % 2 == 0 else (num_envs, num_steps)
     made = {
@@ -197,12 +196,10 @@ CONVERTERS = pytest.mark.parametrize("name", SIGNATURES)
 
 
 def run_converter(name, **kwargs):
-    """A converter's results, one behind the other; tensors or None."""
     return [*getattr(conv, name)(**kwargs)[:4]]
 
 
 def assert_same(got, want):
-    """Equal in shape, dtype and content, NaN to NaN."""
     for x, y in zip(got, want, strict=True):
         assert (x is None) == (y is None)
         if y is not None:

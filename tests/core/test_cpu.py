@@ -41,7 +41,6 @@ def normal_path():
 
 @pytest.fixture
 def variants(monkeypatch):
-    """The variants that were asked for."""
     seen, original = [], cpu.compile_walk
     monkeypatch.setattr(
         cpu, "compile_walk", lambda recurrence, variant: (seen.append(variant), original(recurrence, variant))[1]

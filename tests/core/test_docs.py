@@ -107,7 +107,6 @@ def test_named_files_are_there(name):
 
 
 def find_anchors(path):
-    """The titles of a page, as links name them."""
     titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [
         re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title.lower())).replace(" ", "-") for title in titles
@@ -123,7 +122,6 @@ def test_docstring_examples_run(name):
 
 
 def page(name):
-    """The text of a page of the project."""
     path = ROOT / name
     if not path.exists():
         pytest.skip("only the package is here")

@@ -38,7 +38,6 @@ def random_times(rounds=7, seed=0):
 
 
 def make_rows(entries):
-    """The medians by arm and metric."""
     return {(row.arm, row.metric): row for row in run.make_rows(entries, Setting(1, 1))}
 
 
@@ -84,8 +83,6 @@ def test_a_part_interrupts_the_one_around_it(monkeypatch):
 
 
 def make_framework(**results):
-    """A framework whose arms have these results."""
-
     def make_arm(name, setting, watch):
         if results[name] is None:
             raise ValueError("no\nreally")

@@ -13,7 +13,6 @@ from rl_triton_core.extending import Recurrence, check_layout, exp, minimum, sel
 
 
 def shrink(x):
-    """A function that equations call."""
     return 0.1 * x / 3
 
 

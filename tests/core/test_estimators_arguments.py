@@ -11,7 +11,6 @@ from rl_triton_core import FinalValues
 
 
 def make_arguments(estimator, **changes):
-    """A good call's."""
     case = random_case(estimator, 3, 5, **({} if estimator is LINEAR else {"valid": 0.8}), **changes)
     return {name: x for name, x in Call(case).kwargs.items() if not name.startswith("compute_")}
 

@@ -39,7 +39,6 @@ def repeat_rows(case, copies):
 
 
 def number_case_trajectories(case):
-    """A number per trajectory."""
     if case.estimator is not cases.LINEAR:
         return oracles.number_trajectories(
             case.shape, **(get_endings(case) if case.estimator.forward else case.boundaries)

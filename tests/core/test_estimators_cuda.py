@@ -25,7 +25,6 @@ SHAPE = (64, 128)
 
 
 def draw_cases(estimator):
-    """With few arguments and with many."""
     features = (3,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
     yield random_case(estimator, *SHAPE, valid=0.9, features=features)
     if estimator in cases.FORWARD:
@@ -40,7 +39,6 @@ def draw_cases(estimator):
 
 
 def make_out(call):
-    """Memory for the results of a call."""
     like = call.kwargs[call.estimator.inputs[0]]
     outs = tuple(torch.full_like(like, torch.nan) for _ in call.estimator.outputs)
     return outs if len(outs) > 1 else outs[0]

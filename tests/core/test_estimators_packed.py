@@ -45,12 +45,10 @@ def find_edges(lengths):
 
 
 def make_packed_case(estimator, lengths, **changes):
-    """All sequences as one row."""
     return random_case(estimator, 1, sum(lengths), **{"term": 0.15, "trunc": 0.15, **changes})
 
 
 def make_arguments(case, lengths, device="cpu", how=cases.DEFAULT):
-    """The keyword arguments of the packed call."""
     kwargs = Call(case.replace(state=None), device, how).kwargs
     del kwargs["time_dim"]
     names = {name for name, x in case.args.items() if isinstance(x, np.ndarray) and x.ndim > 1}
@@ -62,7 +60,6 @@ def make_arguments(case, lengths, device="cpu", how=cases.DEFAULT):
 
 
 def run_packed(case, lengths, target, how=cases.DEFAULT, **changes):
-    """The results as flat tensors on the CPU."""
     kwargs = make_arguments(case, lengths, target.device, how)
     answer = case.estimator.function(**{**kwargs, "backend": target.backend, **changes})
     results = (answer,) if isinstance(answer, torch.Tensor) else tuple(x for x in answer if x is not None)
@@ -71,7 +68,6 @@ def run_packed(case, lengths, target, how=cases.DEFAULT, **changes):
 
 
 def split_sequences(case, lengths):
-    """Every sequence as a case of its own."""
     for i, (low, high) in enumerate(zip(find_edges(lengths)[:-1], find_edges(lengths)[1:], strict=True)):
         alone = case.map_arrays(lambda x, low=low, high=high: x[:, low:high])
         bootstrap, state = case.get("bootstrap_values"), case.get("state")

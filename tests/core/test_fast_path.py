@@ -38,7 +38,6 @@ def make_rollout(envs=6, steps=40, dtype=torch.float32, device="cuda", seed=0):
 
 
 def take_normal_path(function, **arguments):
-    """The call without replaying."""
     return function.__wrapped__(**arguments)
 
 
@@ -520,7 +519,6 @@ WAYS = {
 
 @pytest.fixture
 def warned(monkeypatch):
-    """What is warned of."""
     monkeypatch.setattr(fast_path.Switch, "reason", "")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

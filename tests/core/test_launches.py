@@ -92,7 +92,6 @@ def check_function(function, *args, **kwargs):
 
 
 def as_tuple(results):
-    """The results of any function."""
     return tuple(results) if isinstance(results, tuple) else (results,)
 
 

@@ -53,7 +53,6 @@ def take_normal_path(compute):
 
 
 def differentiate(case, device, factor=1.0, **options):
-    """The parts of a loss, and all gradients."""
     network, inputs = leaves(case.network)
     result = call(case, network, device=device, **options)
     (factor * result.loss).backward()
@@ -82,7 +81,6 @@ def test_repeated_calls(device, head, exact_kl, normal_calls):
 
 
 def call_tokens(x, data, **options):
-    """The loss of tokens with its gradient."""
     x = x.clone().requires_grad_()
     result = grpo_loss(x, data[0], data[1][:, 0].contiguous(), ref_log_probs=data[2], **options)
     result.loss.backward()

@@ -88,7 +88,6 @@ FUNCTIONS = (compute_discounted_returns, compute_gae, grpo_loss, normalize_advan
 
 
 def read_methods():
-    """Advantages and arguments by method, as the page has them."""
     if not PAGE.exists():
         pytest.skip("only the package is here")
     rows = re.findall(r"^\| ([^|]+) \| `([^`|]+)`[^|`]* \| `([^`|]+)` \|$", PAGE.read_text(), re.MULTILINE)

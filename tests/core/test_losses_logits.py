@@ -21,14 +21,12 @@ EPSILONS = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-10, t
 
 
 def draw(shape, size, dtype=torch.float32, seed=0, scale=3.0):
-    """Logits and tokens, on the CPU."""
     g = torch.Generator().manual_seed(seed)
     logits = (scale * torch.randn(*shape, size, generator=g)).to(dtype)
     return logits, torch.randint(size, shape, generator=g)
 
 
 def lay_out(logits, layout):
-    """The same numbers with other strides."""
     if layout == "gaps":
         return torch.cat([logits, logits], -1)[..., : logits.shape[-1]]
     if layout == "turned" and logits.ndim > 2:

@@ -395,7 +395,6 @@ CASES = ("plain", "masked", "one rank without a valid step", "one rank empty", "
 
 
 def make_share(case, rank):
-    """What one rank holds."""
     advantages, mask = draw_advantages(3 + rank, 40, seed=rank, valid=0.7)
     advantages += 1e5 * rank
     advantages[0, 0], mask[0, 0] = 2.5, True  # the same everywhere

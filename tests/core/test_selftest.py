@@ -9,7 +9,6 @@ from rl_triton_core.cli import main, selftest
 
 
 def run_selftest(capsys, *arguments):
-    """Run it in this process, and return its exit status and what it printed."""
     status = main(["selftest", "--backend", "cpu", "--json", *map(str, arguments)])
     return status, json.loads(capsys.readouterr().out)
 

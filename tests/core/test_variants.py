@@ -167,7 +167,6 @@ def call_gae(envs, steps, time_dim=1, **more):
 
 @pytest.fixture
 def no_launches(monkeypatch, request):
-    """Nothing is launched."""
     if DEVICE == "cpu":
         monkeypatch.setattr(
             Kernel, "__getitem__", lambda kernel, grid: lambda *given: assert_known(kernel.compiled, given)

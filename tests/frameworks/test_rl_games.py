@@ -52,7 +52,6 @@ def list_trainers(agent):
 
 
 def get_state(agent):
-    """Of all its networks."""
     states = [x.model.state_dict() for x in list_trainers(agent)]
     return {f"{name} {i}": x for i, state in enumerate(states) for name, x in state.items()}
 

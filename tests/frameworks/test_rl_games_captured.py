@@ -38,7 +38,6 @@ CENTRAL_VALUE = {
 
 
 def with_central_value(**changes):
-    """Three minibatches of states, which know more than observations."""
     return {"env_name": "states", "central_value_config": CENTRAL_VALUE | changes}
 
 

@@ -76,7 +76,6 @@ def train(*about):
 
 
 def list_state(agent):
-    """All that an update changes."""
     modules = {name: x for name, x in agent.checkpoint_modules.items() if hasattr(x, "state_dict")}
     states = {f"{key} {name}": x for key, module in modules.items() for name, x in module.state_dict().items()}
     return {name: x for name, x in states.items() if isinstance(x, torch.Tensor)} | {
@@ -213,8 +212,6 @@ def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(tmp_path):
 
 
 class Newest(RandomMemory):
-    """Draws the newest samples alone."""
-
     def sample(self, names, *, batch_size, mini_batches=1, sequence_length=1):
         return self.sample_by_index(names, indexes=torch.arange(batch_size // 2), mini_batches=mini_batches)
 

@@ -268,7 +268,6 @@ def extract_function(name, path, names):
 
 
 def make_dispatcher():
-    """verl's own `compute_advantage`."""
     path = Path(inspect.getfile(verl)).parent / "trainer" / "ppo" / "ray_trainer.py"
     names = {"core_algos": core_algos, "DataProto": DataProto, "AlgoConfig": AlgoConfig, "Optional": Optional}
     return extract_function("compute_advantage", path, {**names, "AdvantageEstimator": core_algos.AdvantageEstimator})

@@ -39,7 +39,6 @@ def private_ray(private):
 
 @pytest.fixture(scope="module")
 def small_ray(private_ray):
-    """A Ray of two CPUs."""
     from small import running_ray
 
     with running_ray(num_cpus=2):

@@ -68,12 +68,10 @@ def flags_of_vtrace(learner):
 
 
 def node_of(learner):
-    """The node of the cluster that a learner runs on."""
     return ray.get_runtime_context().get_node_id()
 
 
 def of_learners(algorithm, ask):
-    """What each learner answers."""
     return [answer.get() for answer in algorithm.learner_group.foreach_learner(ask)]
 
 

@@ -45,7 +45,6 @@ from rl_triton_core.capture import hold_captures
 
 
 def build_captured(config, device, monkeypatch):
-    """A learner whose updates are captured."""
     allow_captures(monkeypatch, device)
     learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
     step = learner.triton_update.find_step()
@@ -293,7 +292,6 @@ def make_agents_config(modules, **options):
 
 
 def update_agents(learner, names, seed):
-    """An update on the experience of these agents."""
     episodes = draw_episodes("gaussian", [29 + 7 * i for i in range(len(names))], seed=seed)
     for episode, name in zip(episodes, names, strict=True):
         episode.agent_id = episode.module_id = name
@@ -319,7 +317,6 @@ def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
 
 
 def assert_same_states(stock, ours, name):
-    """Weights and optimizers of a module."""
     for want, got in zip(stock.module[name].parameters(), ours.module[name].parameters(), strict=True):
         torch.testing.assert_close(got, want, **TOLERANCE)
     groups = [x.get_state()["optimizer"][f"{name}_default_optimizer"]["state"]["param_groups"] for x in (stock, ours)]

@@ -242,7 +242,6 @@ def test_a_loss_without_vtrace_is_an_error(monkeypatch):
 
 
 def with_learner(config, stock):
-    """With a learner that does not derive from ours."""
     return config.learners(learner_class=type("Mine", (stock,), {}))
 
 

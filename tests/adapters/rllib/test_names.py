@@ -41,7 +41,6 @@ SMALL = {"env": "CartPole-v1", "num_env_runners": 0, "num_learners": 0, "_model_
 
 
 def find_learner(name, config):
-    """The class of the learner of an algorithm that is found by its name, and whether it computes with ours."""
     with stopping(get_trainable_cls(name)(config=config)) as algorithm:
         learner = algorithm.learner_group._learner
         return type(learner), getattr(learner, "uses_triton", False)

@@ -40,8 +40,6 @@ NAME = "GeneralAdvantageEstimation"
 
 
 class OwnGAE(GeneralAdvantageEstimation):
-    """Advantages of one's own."""
-
     def __call__(self, **kwargs):
         batch = super().__call__(**kwargs)
         for columns in batch.values():
@@ -126,13 +124,11 @@ def list_pieces(learner):
 
 
 def list_metrics(metrics, path=()):
-    """Names of all metrics, those of timers too."""
     for name, x in metrics.items():
         yield from list_metrics(x, (*path, name)) if isinstance(x, dict) else [(*path, name)]
 
 
 def update_once(learner):
-    """The metrics of an update."""
     steps = {"num_env_steps_sampled_lifetime": 0}
     return Learner.update(learner, episodes=draw_episodes("categorical"), timesteps=steps, minibatch_size=50)
 

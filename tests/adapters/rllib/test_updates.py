@@ -59,7 +59,6 @@ OPTIONS = {
 
 
 def make_config(space, **options):
-    """A config of a small learner."""
     config = PPOConfig().environment(
         observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
     )
@@ -79,8 +78,6 @@ def test_an_update_has_a_flag(on, monkeypatch):
 
 
 class OwnModule(DefaultPPOTorchRLModule):
-    """A module with it."""
-
     def get_inference_action_dist_cls(self):
         return OwnGaussian
 

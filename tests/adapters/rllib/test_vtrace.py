@@ -72,7 +72,6 @@ def assert_same_vtrace(got, want):
 
 
 def random_batch(slots, rng):
-    """A batch of a CartPole learner."""
     return {
         "obs": torch.from_numpy(rng.standard_normal((slots, 4)).astype(np.float32)),
         "actions": torch.from_numpy(rng.integers(0, 2, slots)),

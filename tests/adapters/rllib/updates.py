@@ -95,8 +95,6 @@ def assert_same_updates(stock, ours, **tolerance):
 
 
 class OwnGaussian(TorchDiagGaussian):
-    """A distribution that is not RLlib's."""
-
     def entropy(self):
         return 2 * super().entropy()
 

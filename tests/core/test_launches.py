@@ -15,6 +15,7 @@ triton_backend = pytest.importorskip("rl_triton_core._internal.scan.triton", rea
 from rl_triton_core._internal.launch import kernels  # noqa: E402
 from rl_triton_core._internal.launch import table as launches  # noqa: E402
 from rl_triton_core._internal.launch.table import TABLE, Launch, balance_segments, count_segments  # noqa: E402
+from rl_triton_core._internal.scan.layout import find_vector_width  # noqa: E402
 
 pytestmark = pytest.mark.covering
 
@@ -289,7 +290,7 @@ def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     monkeypatch.setattr(triton_backend, "VARIANTS", {})
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
-    assert {(x.layout.order, x.layout.vector_width) for x in seen} == {("env-major", 4)}
+    assert {(x.layout.order, find_vector_width(x.layout.across)) for x in seen} == {("env-major", 4)}
 
 
 def test_there_is_a_row_for_every_window():

@@ -353,14 +353,7 @@ def can_read_values(tensor: torch.Tensor, kind: Hashable) -> bool:
 def check_values(
     call: Hashable, flags: Mapping[str, torch.Tensor | None], mask: torch.Tensor | None, gamma: Any = 1.0
 ) -> None:
-    """Check that floating point flags are 0 or 1, and discounts not negative, in cells that are not masked.
-
-    Args:
-        call: What the call has in common with others of its kind.
-        flags: Flags by name; None for those not given.
-        mask: Which cells are read; None: all.
-        gamma: The discount, which may be a tensor.
-    """
+    """Check that floating point flags are 0 or 1, and discounts >= 0, where not masked; `call` is a call's kind."""
     for name, tensor in {**flags, "mask": mask}.items():
         if tensor is not None and tensor.is_floating_point() and can_read_values(tensor, (call, name, tensor.dtype)):
             wrong = (tensor != 0) & (tensor != 1)
@@ -390,12 +383,9 @@ TRACED = Traced()
 
 def is_traced() -> bool:
     """Whether PyTorch follows every operation, or tensors' classes do: to them, a call is operations of PyTorch."""
-    return torch.compiler.is_compiling() or TRACED.is_on or is_followed()
-
-
-def is_followed() -> bool:
-    """Whether a mode makes a graph of the operations, or shapes alone: `make_fx`, `FakeTensorMode`."""
-    keys = torch._C._TorchDispatchModeKey
+    if torch.compiler.is_compiling() or TRACED.is_on:
+        return True
+    keys = torch._C._TorchDispatchModeKey  # of modes that make a graph, or shapes alone: `make_fx`, `FakeTensorMode`
     return torch._C._len_torch_dispatch_stack() > 0 and any(map(torch._C._get_dispatch_mode, (keys.FAKE, keys.PROXY)))
 
 

@@ -237,11 +237,6 @@ class Memory:
         self.fixed: set[int] = set()
         """Signatures of calls whose numbers are constants."""
 
-    def clear(self) -> None:
-        """Forget everything."""
-        for known in (self.forms, self.seen, self.fixed):
-            known.clear()
-
     def find_numbers(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
         """The places of numbers that may change, tuples and lists taken apart."""
         places, at = [], 0
@@ -277,8 +272,8 @@ LOCK = threading.Lock()
 def forget_plans() -> None:
     """Let every call take the normal path, until it is recorded again."""
     with LOCK:
-        for memory in MEMORIES:
-            memory.clear()
+        for known in (x for memory in MEMORIES for x in (memory.forms, memory.seen, memory.fixed)):
+            known.clear()
 
 
 # -- public functions -------------------------------------------------------------------------------------------------

@@ -182,7 +182,11 @@ class Variants:
         if often or self.num_first < MAX_FIRST_KERNELS:
             number, compile = prepare()
             if often or self.admit_first(number):
-                return self.keep_own(sizes, compile())
+                if len(self.own) >= MAX_SHAPES:
+                    self.own.clear()
+                self.calls.pop(sizes, None)
+                self.own[sizes] = launches = compile()
+                return launches
         postpone_recording()
         return find_general()
 
@@ -191,14 +195,6 @@ class Variants:
         admitted = self.num_first == 0 or self.num_first + num_kernels <= MAX_FIRST_KERNELS
         self.num_first = self.num_first + num_kernels if admitted else MAX_FIRST_KERNELS
         return admitted
-
-    def keep_own(self, sizes: Hashable, launches: Launches) -> Launches:
-        """Keep the launches of a shape that has kernels of its own."""
-        if len(self.own) >= MAX_SHAPES:
-            self.own.clear()
-        self.calls.pop(sizes, None)
-        self.own[sizes] = launches
-        return launches
 
     def find_general(
         self, settings: GeneralSettings, universal: GeneralSettings, compile: Callable[[GeneralSettings], Any]

@@ -6,7 +6,7 @@ numbers, addresses of views into tensors, and tuples of these. Each launch picks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial, reduce
 from itertools import accumulate
@@ -22,7 +22,6 @@ from rl_triton_core._internal.launch.launcher import (
     NoPlanError,
     Outcome,
     RecordedLaunch,
-    ResolvedLaunch,
 )
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -44,15 +43,6 @@ class Reference(NamedTuple):
     part: str
     place: int
     """Within that part."""
-
-
-class Overlap(NamedTuple):
-    """A tensor to be written to, and one that must not share memory with it."""
-
-    out: int
-    other: int
-    out_bytes: int
-    other_bytes: int
 
 
 class Plan:
@@ -78,7 +68,8 @@ class Plan:
             raise NoPlanError
         builder = PoolBuilder(tensors, num_numbers)
         self.allocations = builder.allocations
-        self.overlaps: list[Overlap] = []
+        self.overlaps: list[tuple[int, int, int, int]] = []
+        """A tensor to be written to, one that must not share memory with it, and the bytes of both."""
         if outcome is not None and outcome.results is not results:
             outcome = None
         written = find_written(results, tensors) if outcome is None else outcome.written
@@ -89,7 +80,10 @@ class Plan:
             builder.allocate(scratch)
         for launch in resolved:
             builder.launches.append((launch.function, [builder.refer_to(x) for x in launch.arguments]))
-        check_all_are_written(written, resolved)
+        arguments = flatten_tuples([launch.arguments for launch in resolved])
+        passed = {x.data_ptr() for x in arguments if isinstance(x, torch.Tensor)}
+        if any(x is not None and x.data_ptr() not in passed for x in written):  # it would be as it was allocated
+            raise NoPlanError
         self.groups, self.launches = builder.make_pickers(self.get_stream is not None)
         self.views, self.constants = builder.views, builder.constants
         self.arrange = arrange_results(results, places, outcome, tensors)
@@ -105,7 +99,7 @@ class Plan:
             return builder.allocate(x)
         own = addresses.index(x.data_ptr())
         apart = [i for i, address in enumerate(addresses) if address != addresses[own]]
-        self.overlaps += [Overlap(own, i, byte_span(x), byte_span(tensors[i])) for i in apart]
+        self.overlaps += [(own, i, byte_span(x), byte_span(tensors[i])) for i in apart]
         return own
 
     def bind(self) -> Runner:
@@ -162,14 +156,6 @@ def find_written(results: Any, tensors: Sequence[torch.Tensor]) -> tuple[torch.T
     if differentiated or not all(x is None or type(x) is torch.Tensor for x in every):
         raise NoPlanError
     return every
-
-
-def check_all_are_written(written: Iterable[torch.Tensor | None], launches: Iterable[ResolvedLaunch]) -> None:
-    """Refuse a plan whose launches leave a result as it was allocated."""
-    arguments = flatten_tuples([launch.arguments for launch in launches])
-    passed = {x.data_ptr() for x in arguments if isinstance(x, torch.Tensor)}
-    if any(x is not None and x.data_ptr() not in passed for x in written):
-        raise NoPlanError
 
 
 def arrange_results(

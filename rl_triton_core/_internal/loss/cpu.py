@@ -247,13 +247,7 @@ INDEXED = {"read_actions": "read_choices", "action_exists": "is_in_range", "find
 PLAIN = {"read_actions": "read_numbers", "action_exists": "is_any", "find_peaks": "use_zero"}
 """What the helpers of a head are, if its actions are indices, and if not."""
 READERS = (
-    "fill_zero",
-    "read_numbers",
-    "write_numbers",
-    "read_weights",
-    "read_streams",
-    "add_column",
-    *INDEXED.values(),
-    *("is_any", "use_zero"),
+    *("fill_zero", "read_numbers", "write_numbers", "read_weights", "read_streams", "add_column"),
+    *(*INDEXED.values(), "is_any", "use_zero"),
 )
 """What has no equation in it, in an order in which each calls only those before."""

@@ -247,16 +247,10 @@ def combine_terms(policy: Any, value: Any, entropy: Any, kl: Any, coefficients: 
 def summarize_terms(
     averaged: Any, weight: Any, moments: Any, extremes: Any, divisor: Any, coefficients: Any, undefined: Any
 ) -> tuple[Any, ...]:
-    """The loss and the statistics, from sums over all elements.
+    """The loss and the statistics, from the terms' weighted sums, the weights' sum, and what `undefined` is, NaN.
 
-    Args:
-        averaged: Weighted sums of the terms.
-        weight: Sum of the weights.
-        moments: Weighted sums of the value target, its square, its error and the square of that.
-        extremes: The least and the largest ratio.
-        divisor: The normaliser of the loss.
-        coefficients: A `Coefficients`.
-        undefined: NaN.
+    `moments` are weighted sums of the value target, its square, its error and the square of that; `extremes` the least
+    and the largest ratio; `divisor` the loss's normaliser.
     """
     policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio = averaged
     target, target_square, error, error_square = moments

@@ -226,32 +226,19 @@ def read_divisor(numbers, count, HAS_DIVISOR: tl.constexpr, POINTERS: tl.constex
 
 
 @triton.jit
-def split_sums(sums):
-    """Sums of the terms, the sum of the weights, and those of the moments."""
+def write_summary(sums, extremes, divisor, numbers, loss, statistics, POINTERS: tl.constexpr):
+    """The loss and the statistics, from sums over all elements."""
     terms = ()
     for i in tl.static_range(NUM_TERMS):
         terms = terms + (sums[i],)
     moments = ()
     for i in tl.static_range(NUM_MOMENTS):
         moments = moments + (sums[NUM_TERMS + 1 + i],)
-    return terms, sums[NUM_TERMS], moments
-
-
-@triton.jit
-def write_summary(sums, extremes, divisor, numbers, loss, statistics, POINTERS: tl.constexpr):
-    """The loss and the statistics, from sums over all elements."""
-    terms, weight, moments = split_sums(sums)
     coefficients = read_coefficients(numbers, POINTERS)
-    summary = summarize_terms(terms, weight, moments, extremes, divisor, coefficients, float("nan"))
+    summary = summarize_terms(terms, sums[NUM_TERMS], moments, extremes, divisor, coefficients, float("nan"))
     tl.store(loss, summary[0])
     for i in tl.static_range(1, len(summary)):
         tl.store(statistics + i - 1, summary[i])
-
-
-@triton.jit
-def weigh_term(term, weight, valid):
-    """A term times the weight, in float64; 0 where masked."""
-    return tl.where(valid, weight.to(tl.float64) * (term + tl.zeros_like(weight)).to(tl.float64), 0.0)
 
 
 @triton.jit
@@ -376,7 +363,8 @@ def add_terms(sums, averaged, value, target, weight, valid):
     weighed = averaged + (1.0, far, far * far, error, error * error)
     result = ()
     for i in tl.static_range(NUM_SUMS):
-        result = result + (sums[i] + weigh_term(weighed[i], weight, valid),)
+        term = (weighed[i] + tl.zeros_like(weight)).to(tl.float64)
+        result = result + (sums[i] + tl.where(valid, weight.to(tl.float64) * term, 0.0),)
     return result
 
 

@@ -26,13 +26,7 @@ Targets = Sequence[tuple[torch.Size, torch.dtype] | None]
 
 
 def solve_loss(problem: LossProblem, inputs: Sequence[torch.Tensor], backend: str | None) -> PPOLoss:
-    """The loss, with a graph if one of the inputs requires grad.
-
-    Args:
-        problem: The call, with detached tensors.
-        inputs: The differentiable ones as they were given.
-        backend: Name of a backend, or None.
-    """
+    """The loss of a call with detached tensors; with a graph if one of the inputs, as they were given, asks for it."""
     graph = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     problem.wanted = tuple(graph and x.requires_grad for x in inputs)
     if is_traced():

@@ -221,7 +221,7 @@ def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
     coefficients, readout, apply_boundary_rule = compiled = [compile_equation(x, language) for x in equations]
     code = SOURCES, [x.__name__ for x in compiled], recurrence.num_lookahead, recurrence.backward, variant
     name = f"{recurrence.name}_{hash_text(code)}"
-    direction = serial.BACKWARD if recurrence.backward else serial.FORWARD
+    walk_side_by_side, enter, step = serial.BACKWARD if recurrence.backward else serial.FORWARD
     names: dict[str, Any] = {
         "load_arguments": make_loader(find_types(variant)),
         "coefficients": coefficients,
@@ -238,9 +238,9 @@ def compile_walk(recurrence: Recurrence, variant: Variant) -> Any:
 
     names["read_discount"] = bind_part(serial.read_discount, inline="always")
     names["follow_recurrence"] = bind_part(serial.follow_recurrence, inline="always")
-    names["enter"] = bind_part(direction.enter, inline="always")
-    names["step"] = bind_part(direction.step, forceinline=True)
-    walk = bind_names(serial.walk_rows_serially if variant.is_serial else direction.walk_side_by_side, name, **names)
+    names["enter"] = bind_part(enter, inline="always")
+    names["step"] = bind_part(step, forceinline=True)
+    walk = bind_names(serial.walk_rows_serially if variant.is_serial else walk_side_by_side, name, **names)
     return compile_entry(walk, variant.num_tensors, variant.num_numbers)
 
 

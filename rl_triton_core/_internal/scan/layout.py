@@ -126,12 +126,7 @@ class Layout:
         """Whether offsets need 64 bits."""
         return self.furthest >= WIDE
 
-    @property
-    def vector_width(self) -> int:
-        """4 where that divides all strides between lanes and groups, so that four steps are read at once; else 1."""
-        return find_vector_width(self.across)
-
 
 def find_vector_width(bits: int) -> int:
-    """4 where that divides all numbers that have these bits, else 1."""
+    """4 where that divides all strides that have these bits, so that four steps are read at once; else 1."""
     return 1 if bits & 3 else 4

@@ -199,13 +199,5 @@ def follow_recurrence(arguments, place, here, state):
     return result
 
 
-class Direction(NamedTuple):
-    """The functions of one direction."""
-
-    walk_side_by_side: Any
-    enter: Any
-    step: Any
-
-
-BACKWARD = Direction(walk_backward_side_by_side, enter_backward, step_backward)
-FORWARD = Direction(walk_forward_side_by_side, enter_forward, step_forward)
+BACKWARD = walk_backward_side_by_side, enter_backward, step_backward
+FORWARD = walk_forward_side_by_side, enter_forward, step_forward

@@ -52,13 +52,7 @@ class StreamType(types.Type):
     """A tensor in compiled code: an address, and strides in bytes between groups, steps and lanes."""
 
     def __init__(self, element: types.Type, is_contiguous: bool, output: int = 0) -> None:
-        """Describe a tensor.
-
-        Args:
-            element: The type of its elements.
-            is_contiguous: Whether they lie side by side along the lanes.
-            output: The number of the output that it is, from 1; 0 for what is read.
-        """
+        """Elements may lie side by side along the lanes; `output` counts results from 1, and is 0 for what is read."""
         super().__init__(name=f"Stream({element}, {is_contiguous}, {output})")
         self.element, self.is_contiguous, self.output = element, is_contiguous, output
 

@@ -33,7 +33,6 @@ from rl_triton_core._internal.scan.kernel import scan
 from rl_triton_core._internal.scan.kernel.config import KernelConfig
 from rl_triton_core._internal.scan.layout import find_vector_width
 from rl_triton_core._internal.scan.problem import Problem
-from rl_triton_core._internal.scan.recurrence import Recurrence
 
 INTERPRETED = isinstance(scan.scan, InterpretedFunction)
 COMPILES = not INTERPRETED
@@ -79,13 +78,12 @@ def find_launches(problem: Problem) -> Launches:
     if variants is None:
         variants = VARIANTS[form] = Variants()
     find_general = partial(find_general_launches, problem, variants)
-    return variants.find(tuple(layout.sizes), problem.like, partial(prepare_own, problem), find_general)
 
+    def prepare() -> tuple[int, Callable[[], Launches]]:
+        row, segments = choose_launch(problem)
+        return 1 if segments == 1 else 2, partial(compile_own, problem, row, segments)
 
-def prepare_own(problem: Problem) -> tuple[int, Callable[[], Launches]]:
-    """How many kernels a shape has of its own, and what compiles them."""
-    row, segments = choose_launch(problem)
-    return 1 if segments == 1 else 2, partial(compile_own, problem, row, segments)
+    return variants.find(tuple(layout.sizes), problem.like, prepare, find_general)
 
 
 def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
@@ -178,7 +176,8 @@ def build_launches(
         width = table.next_power_of_2(max(segments, 32 * row.num_warps if scanned else 1))
         width = width if general is None else GENERAL_SEGMENTS
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
-    arguments = *kernel_arguments(problem, folds), *compile_equations(problem.recurrence)
+    equations = problem.recurrence.coefficients, problem.recurrence.readout
+    arguments = *kernel_arguments(problem, folds), *(compile_equation(x, TRITON) for x in equations)
     checked = CHECKED if problem.cu_seqlens is not None else {}  # the kernel asserts that offsets are in order
     for fold in (True, False) if segments > 1 else (False,):
         config = kernel_config(problem, row, width, fold, general)
@@ -235,7 +234,7 @@ def kernel_config(
         STARTS_AT=problem.starts_at,
         DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int64,
         WIDE=layout.is_wide,
-        VECTOR=(layout.vector_width if general is None else 1) if layout.is_env_major else 0,
+        VECTOR=(find_vector_width(layout.across) if general is None else 1) if layout.is_env_major else 0,
         EVEN=is_whole and layout.steps % row.steps == 0 and layout.lanes % row.block_lanes == 0,
         ACTIONS=(number if number <= MAX_UNROLLED_ACTIONS else 0) if general is None else general.num_actions,
         ALIGNED=find_vector_width(layout.action_strides) if general is None and number else 1,
@@ -252,8 +251,3 @@ def kernel_config(
 def presence_bits(streams: Sequence[Any]) -> int:
     """A bit for each stream that is there."""
     return sum([1 << i for i, stream in enumerate(streams) if stream is not None])
-
-
-def compile_equations(recurrence: Recurrence) -> tuple[Any, Any]:
-    """An estimator's equations as Triton functions."""
-    return compile_equation(recurrence.coefficients, TRITON), compile_equation(recurrence.readout, TRITON)

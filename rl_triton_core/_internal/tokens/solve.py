@@ -20,13 +20,9 @@ from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, Token
 
 
 def solve_tokens(problem: TokenProblem, has_entropy: bool, in_place: bool, backend: str | None) -> TokenLogProbs:
-    """Log-probabilities and perhaps entropies, with a graph if the logits require grad.
+    """Log-probabilities and perhaps entropies of logits as they were given, with a graph if they require grad.
 
-    Args:
-        problem: The call, its logits as they were given.
-        has_entropy: Whether entropies are wanted.
-        in_place: Whether the gradient may take the memory of the logits.
-        backend: Name of a backend, or None.
+    `in_place` says whether the gradient may take the memory of the logits.
     """
     if is_traced():
         return solve_traced(problem, has_entropy, backend)

@@ -19,7 +19,7 @@ from rl_triton_core._internal.scan.kernel.operators import (
     fold_steps,
     take_last_chunk,
 )
-from rl_triton_core._internal.scan.kernel.segments import enter_segment, locate_segment, start_fold, store_fold
+from rl_triton_core._internal.scan.kernel.segments import enter_segment, locate_segment, store_fold
 from rl_triton_core._internal.scan.kernel.steps import (
     Numbers,
     Streams,
@@ -111,7 +111,8 @@ def scan(
     state = load_numbers(initial, lanes_place, 0, lanes_place.lane < lanes, CONFIG.DTYPE)  # [1, BLOCK_LANES]
     if CONFIG.SEGMENTS > 1 and not CONFIG.FOLD:
         state = enter_segment(folds, lanes_place, segment, state, CONFIG)
-    fold = start_fold(lanes_place, CONFIG)
+    nothing = tl.zeros(lanes_place.lane.shape, CONFIG.DTYPE)  # [1, BLOCK_LANES]
+    fold = nothing, nothing + 1, nothing  # the transition of no step
     was_done = load_flags(previous_done, lanes_place, 0, lanes_place.lane < lanes)
     carried = carry_neighbor(was_done, streams, lanes_place, segment, tiles, CONFIG)
     value_at_end = load_value_at_end(bootstrap, bootstrap_number, lanes_place, CONFIG)

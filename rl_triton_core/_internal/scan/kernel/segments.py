@@ -38,13 +38,6 @@ def locate_segment(place, tiles, CONFIG: tl.constexpr):
 
 
 @triton.jit
-def start_fold(place, CONFIG: tl.constexpr):
-    """The transition of no step."""
-    alpha = tl.zeros(place.lane.shape, CONFIG.DTYPE)  # [1, BLOCK_LANES]
-    return alpha, alpha + 1, alpha
-
-
-@triton.jit
 def store_fold(folds, fold, place, segment, CONFIG: tl.constexpr):
     """Leave a segment's transition in `folds`, [3, SEGMENTS, rows]."""
     at = folds + segment.index * segment.rows + segment.row

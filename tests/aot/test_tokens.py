@@ -7,7 +7,7 @@ import torch
 from ahead_of_time import compile_kernel
 
 from rl_triton_core._internal.launch.kernels import CHECKED
-from rl_triton_core._internal.tokens.problem import TokenProblem, Upstream, view_rows
+from rl_triton_core._internal.tokens.problem import TokenProblem, view_rows
 from rl_triton_core._internal.tokens.triton import list_launches, make_gradient_launch
 
 VARIANTS = {  # tokens, vocabulary, dtype, whether there are a mask and an entropy
@@ -32,7 +32,7 @@ def compile_for(target, variant):
     mask = empty(num_tokens, dtype=torch.bool) if masked else None
     problem = TokenProblem(empty(num_tokens, size, dtype=dtype), tokens, mask, 0.7)
     results = problem.allocate_results(has_entropy)
-    upstream = Upstream(empty(num_tokens), empty(num_tokens) if has_entropy else None)
+    upstream = empty(num_tokens), empty(num_tokens) if has_entropy else None
     last = make_gradient_launch(problem, results, upstream, view_rows(problem.logits))
     for call in (*list_launches(problem, results), last):
         arguments = dict(zip(call.kernel.arg_names, (*call.arguments, *call.options.values()), strict=True))

@@ -53,9 +53,7 @@ def is_asked_for(algorithm: Any) -> bool:
 class State:
     """What an update may change: tensors, optimizers, attributes of the algorithm and of what it holds, random numbers.
 
-    Args:
-        algorithm: Whose update it is.
-        *parts: Modules and optimizers that it holds elsewhere than in its attributes.
+    Further parts are modules and optimizers that it holds elsewhere than in its attributes.
     """
 
     def __init__(self, algorithm: Any, *parts: Any) -> None:

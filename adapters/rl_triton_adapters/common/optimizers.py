@@ -118,12 +118,7 @@ def unset_fused(optimizer: Optimizer, *_: Any) -> None:
 
 
 def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> None:
-    """Scale the gradients so that their norm is at most this: `torch.nn.utils.clip_grad_norm_` with fewer operations.
-
-    Args:
-        parameters: Whose gradients these are; all on one device.
-        max_norm: The largest norm.
-    """
+    """What `torch.nn.utils.clip_grad_norm_` does, in fewer operations; all parameters are on one device."""
     gradients = [x.grad for x in parameters if x.grad is not None]
     if gradients:
         clip_by_norm(gradients, max_norm)

@@ -52,12 +52,9 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
 
 
 def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:
-    """Find a function of a library that some of a framework can call, and that is not the library's; empty if none is.
+    """Find a function of a library that some of a framework, or methods of things, call and that is not the library's.
 
-    Args:
-        functions: Those of the framework.
-        things: Objects whose methods they may call, or their classes.
-        packages: The framework's.
+    Things are objects, or their classes. Empty if there is none.
     """
     return reach(functions, things, packages)[1]
 
@@ -79,11 +76,8 @@ def reach(functions: Iterable[Any], things: Iterable[Any], packages: Any, closed
 def find_own(things: Sequence[Any], functions: Sequence[Any], packages: tuple[str, ...], *ours: Any) -> str:
     """Say which method of some objects, that functions of a framework are or call, is somebody's own; else nothing.
 
-    Args:
-        things: The objects, or classes. These may derive from the framework's.
-        functions: Those of the framework that an adapter goes around.
-        packages: The framework's.
-        ours: What runs in their place. Methods that it calls, and those that these call, do not count.
+    The objects, or classes, may derive from the framework's; an adapter goes around the functions. `ours` runs in their
+    place: methods that it calls, and those that these call, do not count.
     """
     kinds: list[Any] = [x if isinstance(x, type) else type(x) for x in things]
     key = (packages, ours, *functions, *kinds)
@@ -146,14 +140,8 @@ def find_settings(
 ) -> tuple[str, list[Any]]:
     """What functions of a framework call of libraries, and read of numbers and the like from an object.
 
-    Args:
-        thing: The object.
-        functions: Functions and methods.
-        packages: The framework's.
-        inputs: Attributes that do not count.
-        things: Further objects whose methods they may call.
-
-    Returns: Which of it is a user's, empty if nothing is; and all of it, to be compared.
+    Attributes that are inputs do not count, and `things` are further objects whose methods may be called. Returns which
+    of it is a user's, empty if nothing is; and all of it, to be compared.
     """
     kind: Any = type(thing)
     codes = tuple(y for x in functions for y in list_functions(x))

@@ -133,13 +133,7 @@ class CapturedUpdate:
 
 
 def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
-    """Say in which of three ways updates are made.
-
-    Args:
-        reason: Why they are not captured; empty if they are.
-        is_stock: Whether they are the framework's own.
-        whose: How these are called.
-    """
+    """Say in which of three ways updates are made; captured, unless there is a reason why not."""
     kind = "captured" if not reason else whose if is_stock else "accelerated without a graph"
     return f"updates are {kind}" + f": {reason}" * bool(reason)
 

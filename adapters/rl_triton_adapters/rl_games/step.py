@@ -139,13 +139,6 @@ class AgentUpdate(CapturedUpdate):
         super().recapture()
         self.central_value.recapture()
 
-    def begin_epoch(self) -> None:
-        """Let steps be made, stopped or not in the epoch before."""
-        self.prepare()
-        assert self.step is not None
-        self.step.resume()
-        self.is_prepared, self.refusals = False, []
-
     def run_step(self, input_dict: dict[str, Any]) -> None:
         """Make a step with a minibatch, and leave what the agent's own does."""
         assert self.step is not None
@@ -186,7 +179,11 @@ class CapturedUpdateMixin:
 
     def prepare_dataset(self, *args: Any, **kwargs: Any) -> Any:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
-        self._rl_triton.begin_epoch()
+        update = self._rl_triton
+        update.prepare()
+        assert update.step is not None
+        update.step.resume()  # if it was stopped in the epoch before
+        update.is_prepared, update.refusals = False, []
         models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
         with keep_buffers(models):
             return super().prepare_dataset(*args, **kwargs)

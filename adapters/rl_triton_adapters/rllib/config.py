@@ -110,12 +110,7 @@ def restore_config(kind: type, state: dict[str, Any]) -> Any:
 
 
 def forget_metric(metrics_logger: Any, **kwargs: Any) -> None:
-    """Let the algorithm forget our metric: in the results of an iteration without an update, RLlib's would say NaN.
-
-    Args:
-        metrics_logger: Of an algorithm whose results are there.
-        **kwargs: Not read; RLlib passes more to its callbacks `on_train_result`.
-    """
+    """Let the algorithm forget our metric: in the results of an iteration without an update, RLlib's would say NaN."""
     metrics_logger.delete(LEARNER_RESULTS, *METRIC, key_error=False)
 
 

@@ -64,12 +64,7 @@ class LossParts(NamedTuple):
 class FusedLoss:
     """The loss of a PPO learner's modules, in one pass over the minibatch.
 
-    Modules whose distribution of actions is not `TorchDiagGaussian`, `TorchCategorical` or `TorchMultiCategorical` have
-    RLlib's loss.
-
-    Args:
-        learner: The learner.
-        backend: Name of a backend of `rl_triton_core`, or None.
+    Modules whose distribution of actions is none of `DISTRIBUTIONS` have RLlib's loss.
     """
 
     def __init__(self, learner: Any, backend: str | None) -> None:

@@ -21,14 +21,8 @@ class LateMetrics:
 
     Of a metric with ``window=1`` the last value is logged, of numbers that are summed up their sum, of equal integers
     that are averaged one. Others are logged at once. Who looks at metrics finds all of them. Threads other than the
-    one that made this object log as before.
-
-    Args:
-        metrics: The learner's.
-        is_captured: Whether they are those of a step that is captured, which can have last values alone.
-
-    Attributes:
-        times: How often what is logged is logged, as far as sums are concerned.
+    one that made this object log as before. Those of a step that is captured can have last values alone. What is summed
+    up is logged as often as `times` says.
     """
 
     def __init__(self, metrics: Any, is_captured: bool = False) -> None:

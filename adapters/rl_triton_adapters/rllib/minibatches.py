@@ -27,13 +27,10 @@ def can_slice_minibatches(iterator: Any) -> bool:
 
 
 def slice_minibatches(iterator: Any, may_share: Callable[[], bool] = lambda: False) -> Iterator[MultiAgentBatch]:
-    """Yield the minibatches of RLlib's `MiniBatchCyclicIterator`, draw by draw, as plain slices of the columns.
+    """Yield the minibatches of an iterator for which `can_slice_minibatches` holds, and which has not begun, as slices.
 
-    RLlib builds three `SampleBatch` objects for each, and maps over the columns' names each time.
-
-    Args:
-        iterator: One that has not begun, and for which `can_slice_minibatches` holds.
-        may_share: Whether the next minibatch may be views of the batch: what it is for changes it nowhere.
+    RLlib builds three `SampleBatch` objects for each, and maps over the columns' names each time. `may_share` says
+    whether the next one may be views of the batch: what it is for changes it nowhere.
     """
     options = iterator._minibatch_size, iterator._shuffle_batch_per_epoch
     cycles = {name: BatchCycle(batch, *options) for name, batch in iterator._batch.policy_batches.items()}

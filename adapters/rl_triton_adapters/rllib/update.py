@@ -46,13 +46,7 @@ ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 
 
 class Update:
-    """The steps that a learner makes with the minibatches of an update.
-
-    Args:
-        learner: A learner, which is not built yet.
-        is_wanted: Whether the flags ask for it.
-        loss: Computes the losses of those modules that it can in one pass over the minibatch.
-    """
+    """The steps that a learner, not built yet, makes with the minibatches of an update, if the flags ask for it."""
 
     def __init__(self, learner: Any, is_wanted: bool, loss: FusedLoss | None) -> None:
         self.learner, self.is_wanted, self.loss = learner, is_wanted, loss

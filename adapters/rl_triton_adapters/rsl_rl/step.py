@@ -43,11 +43,8 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
     RSL-RL splits rollouts where episodes end, and pads the parts to one length: how many there are depends on the
     rollout. Here a step begins with the state that was recorded where an episode begins, and goes on elsewhere.
 
-    Args:
-        model: One with RSL-RL's own way from observations to these layers.
-        observations: [num_steps, num_envs].
-        states: Recorded before each step, one of a GRU, two of an LSTM, each [num_steps, num_envs, num_layers, size].
-        begins: Whether a step is the first one of an episode, or of the rollout, [num_steps, num_envs].
+    Observations are [num_steps, num_envs], and so is whether a step is the first of an episode or of the rollout.
+    States before each step, one of a GRU, two of an LSTM, are [num_steps, num_envs, num_layers, size] each.
     """
     inputs = gather_inputs(model, observations)
     state, outputs = [], []
@@ -65,13 +62,7 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
 
 
 class Update(CapturedUpdate):
-    """The steps of an algorithm with the minibatches of its storage.
-
-    Args:
-        alg: The algorithm.
-        behind: Our class of algorithms: what stands behind it is RSL-RL's or the user's.
-        capture: As of `TritonPPO`.
-    """
+    """The steps of an algorithm with the minibatches of its storage; behind our class is RSL-RL's or the user's."""
 
     whose = "those of RSL-RL"
 
@@ -146,10 +137,12 @@ class Update(CapturedUpdate):
         """Make all steps with a rollout, and return the mean losses."""
         alg = self.alg
         self.find_rollout()
-        numbers = self.find_numbers()
+        numbers, size = self.find_numbers(), self.count_samples() // alg.num_mini_batches
+        draw = torch.arange if self.is_recurrent else torch.randperm
+        minibatches = draw(alg.num_mini_batches * size, device=alg.device).split(size)  # the same in all epochs
         self.rate.fill_(alg.learning_rate)
         try:
-            rows = self.run(self.list_minibatches() * alg.num_learning_epochs, numbers)
+            rows = self.run([*minibatches] * alg.num_learning_epochs, numbers)
         finally:
             alg.learning_rate = self.rate.item()
         names = ["value", "surrogate", "entropy", *["rnd"] * bool(alg.rnd), *["symmetry"] * bool(alg.symmetry)]
@@ -190,13 +183,6 @@ class Update(CapturedUpdate):
         """The samples of a rollout; for recurrent models, the environments."""
         storage = self.alg.storage
         return int(storage.num_envs * (1 if self.is_recurrent else storage.num_transitions_per_env))
-
-    def list_minibatches(self) -> list[Tensor]:
-        """The samples of each minibatch of an epoch."""
-        count = self.alg.num_mini_batches
-        size = self.count_samples() // count
-        draw = torch.arange if self.is_recurrent else torch.randperm
-        return [*draw(count * size, device=self.alg.device).split(size)]
 
     def find_rollout(self) -> None:
         """The storage as a graph reads it: one that has moved asks for another graph."""
@@ -260,10 +246,8 @@ class Update(CapturedUpdate):
     def apply_actor(self, batch: SimpleNamespace) -> Policy:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
 
-        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not.
-
-        Returns:
-            What the loss reads: mean and deviation where the policy is Gaussian, else log-probabilities.
+        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not. The loss
+        reads mean and deviation where the policy is Gaussian, else log-probabilities.
         """
         actor = self.models[0]
         if self.unfused:

@@ -26,20 +26,12 @@ from rl_triton_adapters.sb3.policies import explain_head, list_sizes
 
 try:
     from sb3_contrib import MaskablePPO, RecurrentPPO
-    from sb3_contrib.common.maskable.buffers import (
-        MaskableDictRolloutBuffer,
-        MaskableRolloutBuffer,
-    )
+    from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
     from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 except ImportError as error:
     raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
-__all__ = [
-    "TritonMaskableDictRolloutBuffer",
-    "TritonMaskablePPO",
-    "TritonMaskableRolloutBuffer",
-    "TritonRecurrentPPO",
-]
+__all__ = ["TritonMaskableDictRolloutBuffer", "TritonMaskablePPO", "TritonMaskableRolloutBuffer", "TritonRecurrentPPO"]
 
 
 class TritonMaskableRolloutBuffer(TritonGAEMixin, MaskableRolloutBuffer):

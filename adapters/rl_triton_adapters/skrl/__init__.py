@@ -73,9 +73,6 @@ def estimate_advantages(
 def replace_gae(update: Any) -> Any:
     """Copy the `update` of an agent of skrl so that it calls `estimate_advantages` where it called `compute_gae`.
 
-    Args:
-        update: Method of a class of skrl.
-
     Raises:
         TypeError: The method is of a recurrent agent, or calls another `compute_gae` than skrl's.
         ImportError: The method calls no `compute_gae`, or one with other arguments: skrl has changed.

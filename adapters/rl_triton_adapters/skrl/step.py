@@ -36,11 +36,7 @@ def make_row(*statistics: Tensor) -> Tensor:
 
 
 def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
-    """Make an agent's `update` of one that is skrl's code with advantages of ours, which runs where ours does not.
-
-    Args:
-        stock: As `replace_gae` makes it of the update of PPO or A2C.
-    """
+    """Make an agent's `update` of skrl's with our advantages, of `replace_gae`, which runs where ours does not."""
 
     @wraps(stock)
     def update(self: Any, *, timestep: int, timesteps: int) -> None:

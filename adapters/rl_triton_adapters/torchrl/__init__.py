@@ -44,9 +44,7 @@ __all__ = [
 LOOPS = functional.generalized_advantage_estimate, functional.td_lambda_return_estimate
 """Their results have the dtype of the values; those of TorchRL's other functions have the one that all promote to."""
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Functions, in the place of those of the same names in `torchrl.objectives.value.functional` and their vectorised forms
-# ---------------------------------------------------------------------------------------------------------------------
+# -- functions, in the place of those of these names in `torchrl.objectives.value.functional`, and of vectorised ones --
 
 
 def with_stock(stock: Callable[..., Any], other: Callable[..., Any] | None = None) -> Callable[..., Any]:
@@ -228,9 +226,7 @@ def _read_number(number: float | Tensor) -> Any:
     return number.detach().cpu().reshape(()) if torch.compiler.is_compiling() else number.item()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Classes
-# ---------------------------------------------------------------------------------------------------------------------
+# -- classes -----------------------------------------------------------------------------------------------------------
 
 
 def replace_call(ours: Callable[..., Any], method: Any) -> Any:

@@ -279,9 +279,7 @@ def _truncate_ratio(minibatch: Minibatch, config: Any, rising: torch.Tensor, fal
     return options, {"clipped": ~valid, "bounded": valid & (minibatch.log_ratio.exp() > most)}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Log-probabilities and entropies from logits
-# ---------------------------------------------------------------------------------------------------------------------
+# -- log-probabilities and entropies from logits -----------------------------------------------------------------------
 
 
 def logprobs_from_logits(
@@ -309,9 +307,7 @@ def entropy_from_logits_with_chunking(
     return entropy_from_logits(logits, backend=backend)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Arguments and metrics
-# ---------------------------------------------------------------------------------------------------------------------
+# -- arguments and metrics ---------------------------------------------------------------------------------------------
 
 
 def _check_tokens(**tensors: Any) -> None:
@@ -387,9 +383,7 @@ def _average_metrics(
     return dict(zip(names, means.tolist(), strict=True))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Installation
-# ---------------------------------------------------------------------------------------------------------------------
+# -- installation ------------------------------------------------------------------------------------------------------
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage_return}
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
@@ -503,7 +497,7 @@ def _find_same_places() -> list[Place]:
     """Find what of verl's may be replaced, and warn of what differs."""
     same, different = [], []
     for place in [x for x in _list_places() if hasattr(x.module, x.attribute)]:
-        if difference := _compare_arguments(place) or _compare_numbers(place):
+        if difference := _compare(place):
             name = f"{place.module.__name__.rpartition('.')[2]}.{place.attribute}"
             different.append(f"verl {verl.__version__}: {name} {difference}")
         else:
@@ -515,18 +509,16 @@ def _find_same_places() -> list[Place]:
     return same
 
 
-def _compare_arguments(place: Place) -> str:
-    """Say which arguments one of verl's functions takes; nothing if they are those of ours."""
-    got = list(inspect.signature(getattr(place.module, place.attribute)).parameters)
-    expected = [parameter for parameter in inspect.signature(place.function).parameters if parameter != "backend"]
-    return "" if got == expected else f"takes {got}, expected {expected}"
-
-
-def _compare_numbers(place: Place) -> str:
-    """Say that one of verl's functions gives other numbers than ours, on a batch of three responses.
+def _compare(place: Place) -> str:
+    """Say that one of verl's functions takes other arguments than ours, or gives other numbers for three responses.
 
     Those of logits are not called: with flash-attn, verl's take tensors of a GPU alone.
     """
+    stock = getattr(place.module, place.attribute)
+    got, ours = (list(inspect.signature(x).parameters) for x in (stock, place.function))
+    expected = [x for x in ours if x != "backend"]
+    if got != expected or place.name in TOKENS:
+        return "" if got == expected else f"takes {got}, expected {expected}"
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
@@ -542,15 +534,12 @@ def _compare_numbers(place: Place) -> str:
         "advantages": rewards,
         "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9.1, verl's GSPO does not read it
     }
-    if place.name in TOKENS:
-        return ""
-    wanted = {x: arguments[x] for x in inspect.signature(place.function).parameters if x in arguments}
-    stock, ours = getattr(place.module, place.attribute)(**wanted), place.function(**wanted, backend="reference")
+    wanted = {x: arguments[x] for x in expected if x in arguments}
     same = all(
-        all(abs(got[key] - expected[key]) < 1e-6 for key in expected)
-        if isinstance(expected, dict)
-        else torch.allclose(got.double() * mask, expected * mask, rtol=1e-6, atol=1e-6)
-        for got, expected in zip(stock, ours, strict=True)
+        all(abs(x[key] - y[key]) < 1e-6 for key in y)
+        if isinstance(y, dict)
+        else torch.allclose(x.double() * mask, y * mask, rtol=1e-6, atol=1e-6)
+        for x, y in zip(stock(**wanted), place.function(**wanted, backend="reference"), strict=True)
     )
     return "" if same else "has other results than ours"
 

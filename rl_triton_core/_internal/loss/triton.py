@@ -41,12 +41,9 @@ class Tiles(NamedTuple):
     block: int
     """Elements of a tile."""
     number: int
-    num_warps: int = NUM_WARPS
-
-    @property
-    def programs(self) -> int:
-        """Programs that share the tiles."""
-        return min(self.number, MAX_PROGRAMS)
+    programs: int
+    """That share the tiles."""
+    num_warps: int
 
 
 def cut_tiles(problem: LossProblem) -> Tiles:
@@ -63,7 +60,8 @@ def cut_tiles(problem: LossProblem) -> Tiles:
     few = 2 if numbers <= FEW_NUMBERS else 1
     block = max(1, min(few * TILE_ELEMENTS, TILE_NUMBERS // next_power_of_2(numbers)))
     double = 2 if block < size <= 2 * block else 1
-    return Tiles(chunk, double * block, -(-size // (double * block)), double * NUM_WARPS)
+    number = -(-size // (double * block))
+    return Tiles(chunk, double * block, number, min(number, MAX_PROGRAMS), double * NUM_WARPS)
 
 
 def compute_loss(problem: LossProblem) -> Results:

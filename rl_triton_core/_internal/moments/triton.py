@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,29 +18,11 @@ PROGRAMS = 512
 """At most, since each program of the second launch reads what each of the first has left."""
 
 
-class Tiles(NamedTuple):
-    """How a matrix is cut."""
-
-    rows: int
-    columns: int
-    number: int
-
-    @property
-    def programs(self) -> int:
-        """Programs that share the tiles."""
-        return min(self.number, PROGRAMS)
-
-    @property
-    def constants(self) -> dict[str, int]:
-        """What is compiled into a kernel."""
-        return {"BLOCK_ROWS": self.rows, "BLOCK_COLUMNS": self.columns}
-
-
-def choose_tiles(rows: int, columns: int) -> Tiles:
-    """Tiles as wide as the matrix if that is narrow, all of one size; one shape for every row."""
+def choose_tiles(rows: int, columns: int) -> tuple[int, int, int]:
+    """Rows, columns and number of tiles as wide as the matrix if that is narrow; one shape for every row."""
     width = BLOCK if rows == 1 else min(BLOCK, next_power_of_2(columns))
     height = BLOCK // width
-    return Tiles(height, width, -(-rows // height) * -(-columns // width))
+    return height, width, -(-rows // height) * -(-columns // width)
 
 
 def run(task: Task, exchange: Exchange | None) -> None:
@@ -52,24 +34,25 @@ def run(task: Task, exchange: Exchange | None) -> None:
 
 def list_launches(task: Task, exchange: Exchange | None) -> Iterator[KernelCall]:
     """The launches, in order."""
-    tiles = choose_tiles(*task.values.shape)
-    new = task.values.new_empty if tiles.number else task.values.new_zeros
-    parts = own = new((max(1, tiles.programs), 3), dtype=torch.float64)
+    height, width, number = choose_tiles(*task.values.shape)
+    programs, block = min(number, PROGRAMS), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": width}
+    new = task.values.new_empty if number else task.values.new_zeros
+    parts = own = new((max(1, programs), 3), dtype=torch.float64)
     tensors = (task.values, task.mask, task.out)
     values, mask, out = ((None, 0, 0) if x is None else (x, *x.stride()) for x in tensors)
-    sizes = *task.values.shape, tiles.number
+    sizes = *task.values.shape, number
     arguments: tuple[Any, ...]
-    if tiles.number:
-        arguments, constants = (*values, *mask, *sizes, parts), tiles.constants | {"WEIGHTED": False}
-        yield KernelCall(kernels.moments, tiles.programs, arguments, constants, NUM_WARPS, own)
+    if number:
+        arguments, constants = (*values, *mask, *sizes, parts), block | {"WEIGHTED": False}
+        yield KernelCall(kernels.moments, programs, arguments, constants, NUM_WARPS, own)
     if exchange is not None:
         arguments, constants = (parts, len(parts), parts.new_empty((1, 3))), {"PARTS": round_capacity(parts)}
         yield KernelCall(kernels.merge, 1, arguments, constants, NUM_WARPS, own)
         parts = exchange(arguments[-1])
-    if tiles.number:
+    if number:
         arguments = *values, *mask, *out, *sizes, parts, len(parts), *task.rule
-        constants = tiles.constants | {"PARTS": round_capacity(parts)}
-        yield KernelCall(kernels.standardize, tiles.programs, arguments, constants, NUM_WARPS, own)
+        constants = block | {"PARTS": round_capacity(parts)}
+        yield KernelCall(kernels.standardize, programs, arguments, constants, NUM_WARPS, own)
 
 
 def round_capacity(parts: torch.Tensor) -> int:

@@ -54,11 +54,8 @@ class TokenLogProbs(NamedTuple):
     """None if it was not asked for."""
 
 
-class Upstream(NamedTuple):
-    """Derivatives of a loss by the results, [...] each, or None."""
-
-    by_log_probs: Stream
-    by_entropy: Stream
+Upstream = tuple[Stream, Stream]
+"""Derivatives of a loss by log-probabilities and by entropies, [...] each, or None."""
 
 
 def view_rows(x: torch.Tensor) -> torch.Tensor:

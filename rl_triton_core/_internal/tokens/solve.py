@@ -16,7 +16,7 @@ from rl_triton_core._internal.arguments.validation import UNREAD, is_traced, ref
 from rl_triton_core._internal.backend import Backend, choose_backend, copy_problem_to_host, copy_to_host, needs_host
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.launch.launcher import Outcome, record_outcome
-from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults, Upstream
+from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults
 
 
 def solve_tokens(problem: TokenProblem, has_entropy: bool, in_place: bool, backend: str | None) -> TokenLogProbs:
@@ -118,7 +118,7 @@ def differentiate_tokens(
 ) -> torch.Tensor:
     """The gradient by the logits, perhaps in their memory."""
     problem = TokenProblem(logits, tokens, mask, temperature)
-    results, upstream = TokenResults(log_probs, peaks, log_totals, entropy), Upstream(by_log_probs, by_entropy)
+    results, upstream = TokenResults(log_probs, peaks, log_totals, entropy), (by_log_probs, by_entropy)
     gradient = logits if in_place else torch.empty_like(logits, memory_format=torch.contiguous_format)
     chosen = choose_backend(backend, logits.device)
     if needs_host(logits.device):

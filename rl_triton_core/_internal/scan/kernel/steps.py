@@ -95,36 +95,28 @@ def load_tile(streams, place, CONFIG: tl.constexpr):
     neighbor_inputs = ()
     neighbor_flags = ()
     if streams.mask is None or not CONFIG.SKIP:
-        neighbor_inputs = load_neighbor_inputs(streams, place, CONFIG)
-        neighbor_flags = load_neighbor_flags(streams, place, CONFIG)
+        neighbor_inputs, neighbor_flags = load_neighbor(streams, place, CONFIG)
     return Tile(inputs, terminated, truncated, valid, gamma, next_values, bootstrap, neighbor_inputs, neighbor_flags)
 
 
 @triton.jit
-def load_neighbor_inputs(streams, place, CONFIG: tl.constexpr):
-    """The inputs of the step before each chunk that are read ahead."""
+def load_neighbor(streams, place, CONFIG: tl.constexpr):
+    """Of the step before each chunk: the inputs that are read ahead, and `Tile.neighbor_flags`."""
     NUM_LOOKAHEAD: tl.constexpr = CONFIG.NUM_LOOKAHEAD
     t, there = locate_neighbor(place, CONFIG)
-    found = ()
+    inputs = ()
     for j in tl.static_range(NUM_LOOKAHEAD):
         if (CONFIG.INPUT_MASK >> j) & 1:
-            found = found + (load_numbers(streams.inputs[j], place, t, there, CONFIG.DTYPE),)
+            inputs = inputs + (load_numbers(streams.inputs[j], place, t, there, CONFIG.DTYPE),)
         else:
-            found = found + (load_numbers(None, place, t, there, CONFIG.DTYPE),)
-    return found
-
-
-@triton.jit
-def load_neighbor_flags(streams, place, CONFIG: tl.constexpr):
-    """Of the step before each chunk: whether it ended its episode, if flags say that; whether it is masked."""
-    t, there = locate_neighbor(place, CONFIG)
-    found = ()
+            inputs = inputs + (load_numbers(None, place, t, there, CONFIG.DTYPE),)
+    flags = ()
     if not CONFIG.BACKWARD and not CONFIG.STARTS_AT:
         done = load_flags(streams.terminated, place, t, there) | load_flags(streams.truncated, place, t, there)
-        found = found + (done,)
+        flags = flags + (done,)
     if streams.mask is not None:
-        found = found + (there & (load_flags(streams.mask, place, t, there) == 0),)
-    return found
+        flags = flags + (there & (load_flags(streams.mask, place, t, there) == 0),)
+    return inputs, flags
 
 
 @triton.jit

@@ -567,16 +567,13 @@ def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_minibatch_is_what_was_drawn_wherever_its_tensors_lie(size):
-    drawn = [
-        {"image": torch.randint(255, (size, 5), dtype=torch.uint8), "dones": torch.rand(size, 1), "discounts": None}
-        for _ in range(3)
-    ]
-    form = minibatches.find_form(drawn[0])
-    rows = minibatches.pack_minibatches(drawn, form, torch.device("cpu"))
-    for row, expected in zip(rows, drawn, strict=True):
+    image, dones = torch.randint(255, (3 * size, 5), dtype=torch.uint8), torch.rand(3 * size, 1)
+    drawn = {"image": image.numpy(), "dones": dones.numpy(), "discounts": None}
+    form, rows = minibatches.pack_minibatches(drawn, 3, torch.device("cpu"))
+    for row, *expected in zip(rows, image.split(size), dones.split(size), strict=True):
         found = minibatches.unpack_minibatch(row, form)
-        assert found.keys() == expected.keys() and found["discounts"] is None
-        assert torch.equal(found["image"], expected["image"]) and torch.equal(found["dones"], expected["dones"])
+        assert found.keys() == drawn.keys() and found["discounts"] is None
+        assert torch.equal(found["image"], expected[0]) and torch.equal(found["dones"], expected[1])
 
 
 def test_targets_follow():

@@ -1,6 +1,6 @@
 """Stable-Baselines3: gradient steps and acting of off-policy algorithms on perceptrons, in compiled code on the CPU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from torch import nn
 from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
-from rl_triton_adapters.sb3.minibatches import COPIED_BYTES, draw_rows, is_plain
+from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
 # isort: split
@@ -98,20 +98,6 @@ def list_called(owners: list[Any]) -> list[Any]:
     return [y for x in owners for y in (x, *list_modules(x.features_extractor))]
 
 
-def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, int]]:
-    """Draw minibatches as the stock algorithm does: arrays of those of several, one behind the other, and how many."""
-    buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
-    most = max(1, COPIED_BYTES // (size * 8 * int(np.prod(buffer.obs_shape))))
-    for first in range(0, count, most):
-        part = min(count - first, most)
-        if is_plain(buffer, env):
-            yield draw_rows(buffer, part, size), part
-            continue
-        batches = [buffer.sample(size, env=env) for _ in range(part)]
-        columns: Any = [[getattr(x, name, None) for x in batches] for name in ReplayBufferSamples._fields]
-        yield ReplayBufferSamples._make(None if x[0] is None else torch.cat(x).numpy() for x in columns), part
-
-
 @torch.no_grad()
 def make_transitions(algorithm: Any, drawn: ReplayBufferSamples) -> Transitions:
     """What the networks take of samples, which are arrays."""
@@ -148,7 +134,8 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
         for i in range(len(made), part):
             parts = (None if x is None else torch.from_numpy(x[i * size : (i + 1) * size]) for x in drawn)
             batch = ReplayBufferSamples._make(parts)
-            found.append({name: x.item() for name, x in algorithm._make_step(batch, *choices[i]).items()})
+            row = algorithm._make_step(batch, *choices[i]).tolist()
+            found.append(dict(zip(algorithm._names[choices[i]], row, strict=False)))
         for statistics in found:
             for name, x in statistics.items():
                 history.setdefault(name, []).append(x)

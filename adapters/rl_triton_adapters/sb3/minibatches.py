@@ -1,11 +1,12 @@
 """Stable-Baselines3: minibatches of a replay buffer, drawn by its own random numbers, copied to the device at once."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from gymnasium.spaces import flatdim
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -21,7 +22,6 @@ COPIED_BYTES = 2**26
 """So many are drawn before a gradient step is made with the first of them."""
 ALIGNMENT = 16
 """Bytes: where a tensor may begin."""
-PADDING = torch.zeros(ALIGNMENT, dtype=torch.uint8)
 
 
 class Form(NamedTuple):
@@ -30,42 +30,40 @@ class Form(NamedTuple):
     structure: Any
     leaves: tuple[Any, ...]
     """Dtype, shape, first byte and the one behind the last, or something that is no tensor."""
-    num_bytes: int
-
-
-def find_form(samples: Any) -> Form:
-    """The form of such a minibatch."""
-    leaves, structure = pytree.tree_flatten(samples)
-    end, found = 0, []
-    for x in leaves:
-        if isinstance(x, Tensor):
-            start, end = end, end + x.nbytes
-            found.append((x.dtype, x.shape, start, end))
-            end += -end % ALIGNMENT
-        else:
-            found.append(x)
-    return Form(structure, tuple(found), end)
 
 
 def unpack_minibatch(row: Tensor, form: Form) -> Any:
     """A minibatch as the buffer has drawn it: views of a row of bytes."""
 
-    def view(dtype: torch.dtype, shape: torch.Size, start: int, end: int) -> Tensor:
+    def view(dtype: torch.dtype, shape: tuple[int, ...], start: int, end: int) -> Tensor:
         return row[start:end].view(dtype).view(shape)
 
     return pytree.tree_unflatten([view(*x) if isinstance(x, tuple) else x for x in form.leaves], form.structure)
 
 
-def pack_minibatches(batches: list[Any], form: Form, device: torch.device) -> Tensor:
-    """Rows of bytes on a device, by one copy."""
-    rows, parts = torch.empty(len(batches), form.num_bytes, dtype=torch.uint8, pin_memory=device.type == "cuda"), []
-    for x in pytree.tree_leaves(batches):
-        if isinstance(x, Tensor):
-            parts.append(x.contiguous().view(-1).view(torch.uint8))
-            if x.nbytes % ALIGNMENT:
-                parts.append(PADDING[: -x.nbytes % ALIGNMENT])
-    torch.cat(parts, out=rows.view(-1))
-    return rows.to(device, non_blocking=True)
+def pack_minibatches(samples: Any, count: int, device: torch.device) -> tuple[Form, list[Tensor]]:
+    """The form of some minibatches, arrays one behind the other, and their rows of bytes on a device, by one copy."""
+    arrays, structure = pytree.tree_flatten(samples)
+    leaves, end = [], 0
+    for x in arrays:
+        if isinstance(x, np.ndarray):
+            start, end = end, end + x.nbytes // count
+            leaves.append((find_dtype(x.dtype), (len(x) // count, *x.shape[1:]), start, end))
+            end += -end % ALIGNMENT
+        else:
+            leaves.append(x)
+    rows = torch.empty(count, end, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    own = rows.numpy()
+    for x, leaf in zip(arrays, leaves, strict=True):
+        if isinstance(x, np.ndarray):
+            own[:, leaf[2] : leaf[3]] = x.reshape(count, -1).view(np.uint8)
+    return Form(structure, tuple(leaves)), list(rows.to(device, non_blocking=True))
+
+
+@cache
+def find_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """PyTorch's of NumPy's."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iterator[tuple[Form | None, list[Any]]]:
@@ -84,14 +82,25 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
             samples = buffer.sample(size, env=env)
             yield None, [pick_inputs(samples) if packs else samples]
         return
-    draw = partial(draw_plain, buffer, size) if is_plain(buffer, env) else partial(draw_on_host, buffer, size, env)
-    while count:
-        first = draw()
-        form = find_form(first)
-        more = min(count - 1, COPIED_BYTES // form.num_bytes)
-        batches = [first, *(draw() for _ in range(more))]
-        count -= len(batches)
-        yield form, list(pack_minibatches(batches, form, algorithm.device))
+    for samples, part in draw_samples(algorithm, count, size):
+        yield pack_minibatches(samples, part, algorithm.device)
+
+
+def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, int]]:
+    """Draw minibatches as the stock algorithm does: arrays of those of several, one behind the other, and how many."""
+    buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
+    most = count if count == 1 else max(1, COPIED_BYTES // (8 * size * flatdim(buffer.observation_space)))
+    for first in range(0, count, most):
+        part = min(count - first, most)
+        if is_plain(buffer, env):
+            yield draw_rows(buffer, part, size), part
+        else:
+            yield pytree.tree_map(join, *(draw_on_host(buffer, size, env) for _ in range(part))), part
+
+
+def join(*parts: Any) -> Any:
+    """An array of tensors, one behind the other; what is no tensor is the first one's."""
+    return torch.cat(parts).numpy() if isinstance(parts[0], Tensor) else parts[0]
 
 
 def pick_inputs(samples: Any) -> Any:
@@ -114,11 +123,6 @@ def is_plain(buffer: Any, env: Any) -> bool:
     """Whether `draw_rows` draws what the buffer does."""
     is_stock = type(buffer) is ReplayBuffer and not any(map(callable, vars(buffer).values()))
     return is_stock and env is None and not buffer.optimize_memory_usage
-
-
-def draw_plain(buffer: Any, size: int) -> Any:
-    """A minibatch of a plain buffer, in host memory."""
-    return ReplayBufferSamples._make(x if x is None else torch.from_numpy(x) for x in draw_rows(buffer, 1, size))
 
 
 def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:

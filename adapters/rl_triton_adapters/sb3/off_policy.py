@@ -61,7 +61,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled"),
+        *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked"),
     )
     max_graphs: ClassVar[int] = 8
     _find_compiled, _predict_compiled = find_compiled, predict
@@ -77,7 +77,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._form: Form | None = None
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
-        self._is_learning = False
+        self._names: dict[tuple[Any, ...], list[str]] = {}  # of statistics, by the parts of a gradient step
+        self._is_learning = self._has_asked = False
         self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, enabled=enabled, **kwargs)
@@ -94,7 +95,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make gradient steps, as the stock algorithm does."""
         batch_size = signature(super().train).parameters["batch_size"].default if batch_size is None else batch_size
         self._finish_update()
-        step = self._find_update()
+        step, self._has_asked = self._find_update(), self._is_learning
         if self._update.stock or not (torch.is_grad_enabled() and gradient_steps):
             step.reset()
             super().train(gradient_steps, batch_size)
@@ -134,20 +135,25 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             rows = []
             with step.held():
                 for batch in batches:
-                    statistics = (self._make_step if step.reason else step)(batch, *self._choose_parts(index))
-                    row = torch.stack([*statistics.values(), step.stop])  # a copy: graphs use their memory again
-                    rows.append(([*statistics], row))
+                    parts = self._choose_parts(index)
+                    row = (self._make_step if step.reason else step)(batch, *parts)
+                    rows.append((self._names[parts], row if count == 1 else row.clone()))  # graphs use it again
                     index += 1
                     self._n_updates += self.counts_each if index < count else 0
             unread = start_reading(rows, batches)
         self._n_updates = before + count
         self._unfinished = unread and (unread, history)
 
-    def _make_step(self, batch: Any, *parts: Any) -> dict[str, Tensor]:
-        """One gradient step with a minibatch as it was drawn; in a graph, distributions do not wait for the device."""
-        samples = self._unpack(batch)
-        if not self._update.is_captured:
-            return self._learn(samples, *parts)
+    def _make_step(self, batch: Any, *parts: Any) -> Tensor:
+        """One gradient step with a minibatch as it was drawn. Returns its statistics, and whether it was refused."""
+        learn, step = self._learn_captured if self._update.is_captured else self._learn, self._update.step
+        statistics = learn(self._unpack(batch), *parts)
+        assert step is not None
+        self._names[parts] = [*statistics]
+        return torch.stack([*statistics.values(), step.stop])
+
+    def _learn_captured(self, samples: Any, *parts: Any) -> dict[str, Tensor]:
+        """As `_learn`; in a graph, distributions do not wait for the device."""
         try:
             watched, kept = self._writes.watch(self._list_modules()), kept_distribution(getattr(self, "actor", None))
             with watched, kept, branch_networks(self, "critic", "critic_target"), DeferredChecks() as self._checks:
@@ -227,7 +233,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def learn(self, *args: Any, **kwargs: Any) -> Any:
         """Learn, as the stock algorithm does. An update's statistics are read when its next actions are known."""
-        self._is_learning = True
+        self._is_learning, self._has_asked = True, False
         try:
             super().learn(*args, **kwargs)
         finally:
@@ -262,8 +268,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
+        if not self._has_asked or self._acting is None or self._acting.modules != self._list_actors():
+            self._find_update()
+        self._has_asked = False  # since the last gradient step
         is_compiled = not self.acts_exactly and can_act(self)
-        if not (self.is_accelerated and (is_compiled or self._can_act)):
+        if self._update.stock or not (is_compiled or self._can_act):
             return super().collect_rollouts(*args, **kwargs)
         methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}
         methods |= {"predict": self._predict_compiled} if is_compiled else {"_predict": self._act}
@@ -276,9 +285,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Return what the policy's `obs_to_tensor` does, without waiting for the device: it may still learn."""
         on_host = SimpleNamespace(observation_space=self.policy.observation_space, device=torch.device("cpu"))
         tensors, is_vectorized = type(self.policy).obs_to_tensor(on_host, observation)  # type: ignore[arg-type]
-        if self.device.type == "cuda":
-            tensors = pytree.tree_map(lambda x: x.pin_memory().to(self.device, non_blocking=True), tensors)
-        return tensors, is_vectorized
+        return pytree.tree_map(lambda x: x.to(self.device, non_blocking=True), tensors), is_vectorized
 
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
@@ -300,10 +307,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
 def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> Unread:
     """Copy the statistics of some gradient steps to host memory; on a GPU, do not wait for them."""
-    values, arrival = torch.cat([row for _, row in rows]), None
+    values, arrival = torch.cat([x for _, x in rows]) if len(rows) > 1 else rows[0][1], None
     if values.is_cuda:
         arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+        values = values.to("cpu", non_blocking=True)
         arrival.record()
     return Unread([names for names, _ in rows], values, arrival, batches)
 

@@ -28,8 +28,9 @@ GLOBAL_HOOKS = (
     module_hooks._global_backward_hooks,
 )
 """Hooks of all modules."""
-INSIDE = [name for name, x in vars(nn.Module()).items() if isinstance(x, dict) and "state_dict" not in name]
-"""Where a module has parts, tensors and hooks."""
+FURTHER = ("state_dict", "with_kwargs", "always_called")
+INSIDE = [name for name, x in vars(nn.Module()).items() if isinstance(x, dict) and not any(y in name for y in FURTHER)]
+"""Where a module has parts, tensors and hooks; what else it knows of hooks is of these."""
 
 
 def describe_leaf(x: Any) -> Hashable:

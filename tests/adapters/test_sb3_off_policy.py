@@ -234,20 +234,31 @@ def test_branches_of_a_graph_change_no_bit(kind, device, monkeypatch):
 class OtherActor(BaseCallback):
     """Another actor in the middle of training, whose optimizer is that of the one before."""
 
-    @torch.no_grad()
+    def __init__(self, moment):
+        super().__init__()
+        self.moment = moment
+
     def _on_step(self):
-        if self.n_calls == 30:
+        self.change("step")
+        return True
+
+    def _on_rollout_start(self):
+        self.change("rollout")
+
+    @torch.no_grad()
+    def change(self, moment):
+        if moment == self.moment and self.num_timesteps == 30:
             before = self.model.actor
             self.model.actor = self.model.policy.actor = copy.deepcopy(before)
             self.model.actor.optimizer = before.optimizer
             for x in self.model.actor.requires_grad_(False).parameters():  # else its gradients add up for ever
                 x.mul_(2)
-        return True
 
 
-def test_an_actor_that_is_replaced_acts(monkeypatch):
+@pytest.mark.parametrize("moment", ["step", "rollout"])
+def test_an_actor_that_is_replaced_acts(moment, monkeypatch):
     allow_captures(monkeypatch)
-    ours, stock = (train(kind, callback=OtherActor()) for kind in (TritonTD3, TD3))
+    ours, stock = (train(kind, callback=OtherActor(moment)) for kind in (TritonTD3, TD3))
     assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
 

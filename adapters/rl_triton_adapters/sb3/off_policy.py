@@ -95,7 +95,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make gradient steps, as the stock algorithm does."""
         batch_size = signature(super().train).parameters["batch_size"].default if batch_size is None else batch_size
         self._finish_update()
-        step, self._has_asked = self._find_update(), self._is_learning
+        step, self._has_asked = self._find_update(), True
         if self._update.stock or not (torch.is_grad_enabled() and gradient_steps):
             step.reset()
             super().train(gradient_steps, batch_size)
@@ -258,7 +258,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """The one of the networks that `_predict` calls, without the critics."""
         inside = self.policy._modules
         chosen = [x for x in map(inside.get, ACTORS) if x is not None]
-        return [self.policy] if find_override(self.policy, ["_predict"], PACKAGES) else chosen
+        return [self.policy] if find_override(type(self.policy), ["_predict"], PACKAGES) else chosen
 
     @property
     def _can_act(self) -> bool:
@@ -268,7 +268,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
-        if not self._has_asked or self._acting is None or self._acting.modules != self._list_actors():
+        if not self._has_asked:
             self._find_update()
         self._has_asked = False  # since the last gradient step
         is_compiled = not self.acts_exactly and can_act(self)
@@ -289,6 +289,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
+        if self._acting is None or self._acting.modules != self._list_actors():
+            self._find_update()
         assert self._acting is not None
         if not torch.is_grad_enabled():
             detach_distribution(getattr(self, "actor", None))

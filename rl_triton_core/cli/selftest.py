@@ -25,7 +25,6 @@ MAX_CELLS, MAX_CELLS_INTERPRETED = 20_000, 65
 OPTIONS = {
     "gamma": (0.9, 0.99, 1.0),
     "lambda_": (0.0, 0.9, 1.0),
-    "n": (1, 3, 8),
     "reverse": (False, True),
     "mask_mode": ("skip", "reset"),
 }

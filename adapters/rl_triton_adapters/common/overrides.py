@@ -29,13 +29,10 @@ NAMES: dict[Any, Any] = {}  # what functions of a framework read of objects, and
 
 
 def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], behind: type | None = None) -> str:
-    """Find a method or property that is not the framework's, and say which; empty if there is none.
+    """Find a method or property of an object, or a class, that is not the framework's, and say which; else nothing.
 
-    Args:
-        thing: An object, or a class without one.
-        names: What an adapter goes around. Those that the object does not have are left out.
-        packages: Packages and modules of the framework, and of the decorators that it uses.
-        behind: A class of ours that overrides these methods: those behind it count, as `super` finds them, if any are.
+    An adapter goes around these names, of which the object may lack some. Packages may be modules, also those of
+    decorators. Where a class of ours overrides the methods, those behind it count, as `super` finds them, if any are.
     """
     kind = thing if isinstance(thing, type) else type(thing)
     bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]

@@ -36,14 +36,8 @@ __all__ = ["CapturedUpdate", "release_graphs"]
 class CapturedUpdate:
     """The step of an update, as it is for the modules, optimizers and settings of the moment.
 
-    Args:
-        make_step: One step, as `CapturedStep` takes it.
-        enabled: As of `CapturedStep`.
-        max_graphs: As of `CapturedStep`.
-
-    Attributes:
-        stock: Why the framework's own update is to run; empty if ours is.
-        step: The step as `find_step` has found it last.
+    Arguments are those of `CapturedStep`. `stock` says why the framework's own update is to run, and is empty if ours
+    is; `step` is the step as `find_step` has found it last.
     """
 
     whose = "those of the stock algorithm"

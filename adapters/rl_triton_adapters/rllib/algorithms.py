@@ -11,7 +11,6 @@ RLlib's own names mean what they did, unless `learner_config_dict` has the flag 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, ClassVar
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -69,15 +68,10 @@ def add_names() -> None:
     named = {PPO: (TritonPPO, FlaggedPPO), IMPALA: (TritonIMPALA, FlaggedIMPALA), APPO: (TritonAPPO, FlaggedAPPO)}
     for stock, (ours, flagged) in named.items():
         name = stock.__name__
-        ALGORITHMS[f"Triton{name}"] = partial(describe_algorithm, ours)
-        ALGORITHMS[name] = partial(describe_algorithm, flagged)
+        ALGORITHMS[f"Triton{name}"] = lambda x=ours: (x, x.get_default_config())
+        ALGORITHMS[name] = lambda x=flagged: (x, x.get_default_config())
         if _global_registry.contains(TRAINABLE_CLASS, name) and get_trainable_cls(name) is stock:
             register_trainable(name, flagged)  # Tune has looked for it before, and keeps what it found
-
-
-def describe_algorithm(algorithm_class: type[Algorithm]) -> tuple[type[Algorithm], AlgorithmConfig]:
-    """An algorithm and its config, as RLlib's table has them."""
-    return algorithm_class, algorithm_class.get_default_config()
 
 
 add_names()

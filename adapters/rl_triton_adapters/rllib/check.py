@@ -48,9 +48,7 @@ class Flags(NamedTuple):
 def read_flags(learner_config_dict: Mapping[Any, Any]) -> Flags:
     """Read our flags among the entries of `learner_config_dict`; "rl_triton" is False with RL_TRITON=0.
 
-    Raises:
-        TypeError: A flag is no bool.
-        ValueError: An entry begins with "rl_tri" and is none of the flags, or there is no such backend.
+    Entries that begin with "rl_tri" and are none of the flags, flags that are no bool, and unknown backends are errors.
     """
     given = {name: x for name, x in learner_config_dict.items() if str(name).startswith("rl_tri")}
     for name, x in given.items():

@@ -69,11 +69,7 @@ class TritonConfig(AlgorithmConfig):
     """In front of the class of a config that `enable_triton` has changed; its state is one of the class behind."""
 
     def validate(self) -> None:
-        """RLlib's checks, after ours: the old API stack has no callbacks, and RLlib would blame them.
-
-        Raises:
-            ValueError: The config is for the old API stack.
-        """
+        """RLlib's checks, after ours: the old API stack has no callbacks, and RLlib would blame them."""
         if not self.enable_rl_module_and_learner:
             raise ValueError(OLD_STACK)
         super().validate()

@@ -75,11 +75,7 @@ def convert_clip(threshold: float | Tensor | None) -> float:
 
 
 def replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
-    """Copy a method so that it calls the replacement where it called RLlib's `vtrace_torch`.
-
-    Raises:
-        RuntimeError: The method does not read that name.
-    """
+    """Copy a method so that it calls the replacement where it called RLlib's `vtrace_torch`; an error if it did not."""
     function, name = method.__func__, "vtrace_torch"
     if name not in function.__code__.co_names:
         raise RuntimeError(f"{function.__qualname__}: got none in Ray {ray.__version__}, expected a call of {name}")

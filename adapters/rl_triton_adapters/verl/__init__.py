@@ -522,18 +522,10 @@ def _compare(place: Place) -> str:
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
     mask = torch.tensor([[1, 1, 0, 0, 1, 1], [1, 1, 1, 0, 0, 0], [1, 1, 1, 1, 1, 1]])
-    arguments = {
-        "token_level_rewards": rewards,
-        "values": values,
-        "response_mask": mask,
-        "gamma": 0.9,
-        "lam": 0.8,
-        "config": ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1),
-        "old_log_prob": -values.exp(),
-        "log_prob": -log_prob.exp(),
-        "advantages": rewards,
-        "loss_agg_mode": "seq-mean-token-sum",  # the default of none: before 0.9.1, verl's GSPO does not read it
-    }
+    arguments = {"token_level_rewards": rewards, "values": values, "response_mask": mask, "gamma": 0.9, "lam": 0.8}
+    arguments |= {"old_log_prob": -values.exp(), "log_prob": -log_prob.exp(), "advantages": rewards}
+    arguments["config"] = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
+    arguments["loss_agg_mode"] = "seq-mean-token-sum"  # the default of none: before 0.9.1, verl's GSPO does not read it
     wanted = {x: arguments[x] for x in expected if x in arguments}
     same = all(
         all(abs(x[key] - y[key]) < 1e-6 for key in y)

@@ -42,11 +42,7 @@ class Language:
 
 @cache
 def compile_equation(function: Any, language: Language, chosen: Chosen = ()) -> Any:
-    """Compile an equation, and what it calls.
-
-    Raises:
-        TypeError: It reads something else: a backend would keep what that was when it was compiled.
-    """
+    """Compile an equation, and what it calls: of anything else that it reads, a backend would keep what that was."""
     choices, names = dict(chosen), {}
     read = {x.argval for x in dis.get_instructions(function) if x.opname == "LOAD_GLOBAL"}
     kept = [x for x in read & {*function.__globals__} if not callable(choices.get(x, function.__globals__[x]))]

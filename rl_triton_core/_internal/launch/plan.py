@@ -58,11 +58,7 @@ class Plan:
     ) -> None:
         """Plan calls like a recorded one, with its tensors, each once, and how its results are made of what is written.
 
-        All or none of its marked numbers may change from call to call.
-
-        Raises:
-            NoPlanError: Such calls do more than these launches.
-            UnknownLauncherError: What a launch calls in the end cannot be told.
+        All or none of its marked numbers may change from call to call. Raises `NoPlanError` where calls do more.
         """
         if not launches:
             raise NoPlanError

@@ -198,10 +198,7 @@ def compute_terms(
     old_value: Any,
     coefficients: Any,
 ) -> tuple[tuple[Any, ...], tuple[Any, Any, Any], Any]:
-    """The terms of an element, the derivatives of its loss by log-probability, entropy and exact KL, and by the value.
-
-    The terms are in the order of `TERMS`.
-    """
+    """Terms of an element, as `TERMS`; derivatives of its loss by log-probability, entropy, exact KL; by the value."""
     log_prob, entropy, exact_kl = policy
     value_coef, factor = coefficients.value_coef, coefficients.value_factor
     entropy_coef, kl_coef = coefficients.entropy_coef, coefficients.kl_coef

@@ -469,15 +469,10 @@ def compute_tiles(
         )
         value = read_stream(values, index, valid)
         target = read_stream(targets, index, valid)
+        reference = read_stream(references, index, valid)
+        old_log_prob, old_value = read_stream(old_log_probs, index, valid), read_stream(old_values, index, valid)
         averaged, slopes, value_slope = COMPUTE_TERMS(
-            (log_prob, entropy, kl),
-            read_stream(old_log_probs, index, valid),
-            advantage,
-            read_stream(references, index, valid),
-            value,
-            target,
-            read_stream(old_values, index, valid),
-            coefficients,
+            (log_prob, entropy, kl), old_log_prob, advantage, reference, value, target, old_value, coefficients
         )
         totals = add_terms(totals, averaged, value, target, weight, valid)
         least = tl.minimum(least, tl.where(valid, averaged[RATIO], float("inf")))

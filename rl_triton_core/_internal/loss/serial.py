@@ -199,15 +199,10 @@ def evaluate_terms(scratch, count, numbers, share, totals):
             w = np.float64(weight)
             target = np.float64(rows[TARGET, i])
             error = target - np.float64(rows[VALUE, i])
+            head, old, advantage = (rows[LOG_PROB, i], rows[ENTROPY, i], rows[KL, i]), rows[OLD, i], rows[ADVANTAGE, i]
+            given = rows[VALUE, i], rows[TARGET, i], rows[OLD_VALUE, i]
             terms, by_policy, by_value = compute_terms(
-                (rows[LOG_PROB, i], rows[ENTROPY, i], rows[KL, i]),
-                rows[OLD, i],
-                rows[ADVANTAGE, i],
-                rows[REFERENCE, i],
-                rows[VALUE, i],
-                rows[TARGET, i],
-                rows[OLD_VALUE, i],
-                coefficients,
+                head, old, advantage, rows[REFERENCE, i], given[0], given[1], given[2], coefficients
             )
             policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio = terms
             policies += w * policy if valid else zero

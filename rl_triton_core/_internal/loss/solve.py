@@ -73,10 +73,7 @@ def run_backend(problem: LossProblem, backend: Backend) -> Results:
 
 
 class LossFunction(torch.autograd.Function):
-    """Gives a loss that a backend wrote its graph.
-
-    Without `setup_context`, with which PyTorch inspects the signature in every call.
-    """
+    """Gives a loss that a backend wrote its graph; without `setup_context`, which takes time in every call."""
 
     @staticmethod
     def forward(ctx: Any, written: Sequence[torch.Tensor], targets: Any, scale: Any, *_: torch.Tensor) -> torch.Tensor:

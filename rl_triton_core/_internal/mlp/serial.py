@@ -388,14 +388,9 @@ def evaluate_terms(rows, values, by_values, numbers, is_on_policy, size):
         store(rows + BY_ENTROPY * ROW, i, share * by_policy[1])
         store(rows + BY_KL * ROW, i, share * by_policy[2])
         store(by_values, i, share * by_value)
-    totals = rows + TOTALS * ROW
-    store(totals, POLICY_LOSS, np.float32(policies))
-    store(totals, VALUE_LOSS, np.float32(value_losses))
-    store(totals, ENTROPY, np.float32(entropies))
-    store(totals, CLIP_FRACTION, np.float32(clips))
-    store(totals, APPROX_KL, np.float32(approx_kls))
-    store(totals, LOSS, np.float32(combine_terms(policies, value_losses, entropies, kls, coefficients)))
-    store(totals, KL, np.float32(kls))
+    loss = combine_terms(policies, value_losses, entropies, kls, coefficients)
+    for k, total in enumerate((policies, value_losses, entropies, clips, approx_kls, loss, kls)):
+        store(rows + TOTALS * ROW, k, np.float32(total))
 
 
 def find_slopes(x, y, old, rows, widths, num_parts, by_x, by_y, numbers, size):

@@ -50,10 +50,7 @@ def moments(
     values, values_row, values_column, mask, mask_row, mask_column, rows, columns, tiles, parts,
     BLOCK_ROWS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr, WEIGHTED: tl.constexpr,
 ):  # fmt: skip
-    """Count, mean and M2 of every program's tiles, from differences to one of their elements.
-
-    The difference of the sums loses at most a factor of `count` in precision, however large the mean is.
-    """
+    """Count, mean and M2 of every program's tiles, from differences to one of their elements, as `serial` has them."""
     count = tl.full([], 0, tl.float64)
     pivot = tl.full([], 0, tl.float64)
     total = tl.full([], 0, tl.float64)

@@ -53,10 +53,7 @@ def compute_standardizer(
 
 
 def view_as_matrices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
-    """View tensors of one shape as matrices, elements paired as before, those of the last in its memory order.
-
-    None if their strides need more than two dimensions.
-    """
+    """Tensors of one shape as matrices, in the last one's memory order; None if they need more than two dimensions."""
     if all(x.is_contiguous() for x in tensors):
         return [x.view(1, -1) for x in tensors]
     shape, last = tensors[0].shape, tensors[-1]

@@ -71,10 +71,7 @@ def run_backend(problem: TokenProblem, has_entropy: bool, backend: Backend) -> T
 
 
 class TokenFunction(torch.autograd.Function):
-    """Gives log-probabilities and entropies that a backend wrote their graph.
-
-    Without `setup_context`, with which PyTorch inspects the signature in every call.
-    """
+    """Gives log-probabilities and entropies that a backend wrote their graph, as `LossFunction` does."""
 
     @staticmethod
     def forward(ctx: Any, results: TokenResults, options: Any, logits: torch.Tensor, *others: Stream) -> Any:

@@ -401,11 +401,8 @@ class Place(NamedTuple):
     function: Callable[..., Any]
     module: Any
     registry: dict[str, Callable[..., Any]]
-
-    @property
-    def attribute(self) -> str:
-        """What the function is called in verl's module."""
-        return "compute_policy_loss_vanilla" if self.name == LOSS_NAME else self.function.__name__
+    attribute: str
+    """What the function is called in verl's module."""
 
 
 _stock: dict[str, Callable[..., Any]] = {}
@@ -482,9 +479,9 @@ def _list_places() -> list[Place]:
         (TOKENS, torch_functional, {}),
     ]
     return [
-        Place(name, function, module, registry)
+        Place(name, f, module, registry, "compute_policy_loss_vanilla" if name == LOSS_NAME else f.__name__)
         for functions, module, registry in kinds
-        for name, function in functions.items()
+        for name, f in functions.items()
     ]
 
 

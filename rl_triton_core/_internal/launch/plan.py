@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial, reduce
 from itertools import accumulate
 from operator import itemgetter, or_
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,14 +35,8 @@ NOT_ALIKE = object()
 Runner = Callable[[tuple[torch.Tensor, ...], tuple[Any, ...]], Any]
 """Makes a call with other tensors and numbers, or returns NORMAL_PATH or NOT_ALIKE."""
 Picker = Callable[[Sequence[Any]], tuple[Any, ...]]
-
-
-class Reference(NamedTuple):
-    """A place in the pool."""
-
-    part: str
-    place: int
-    """Within that part."""
+Reference = tuple[str, int]
+"""A part of the pool, and the place within that."""
 
 
 class Plan:
@@ -209,17 +203,17 @@ class PoolBuilder:
         if isinstance(x, torch.Tensor):
             return self.refer_to_address(x)
         if x is CURRENT_STREAM:
-            return Reference("stream", 0)
+            return "stream", 0
         if type(x) is LaunchNumber:
             if x.index < self.num_numbers:
-                return Reference("number", x.index)
+                return "number", x.index
             x = float(x)
         if isinstance(x, tuple) and any(isinstance(y, torch.Tensor | LaunchNumber) for y in flatten_tuples(x)):
             elements = [self.refer_to(y) for y in x]
             self.groups.append((type(x), elements))
-            return Reference("group", len(self.groups) - 1)
+            return "group", len(self.groups) - 1
         self.constants.append(x)
-        return Reference("constant", len(self.constants) - 1)
+        return "constant", len(self.constants) - 1
 
     def refer_to_address(self, x: torch.Tensor) -> Reference:
         """The address of an object, or of a view inside of one."""
@@ -228,13 +222,13 @@ class PoolBuilder:
             if y.data_ptr() == at:
                 if i >= self.num_given and byte_span(x) > byte_span(y):
                     raise NoPlanError
-                return Reference("address", i)
+                return "address", i
         offsets = {i: at - y.data_ptr() for i, y in enumerate(self.objects)}
         others = [i for i, y in enumerate(self.objects) if 0 <= offsets[i] <= byte_span(y) - byte_span(x)]
         if len(others) != 1:
             raise NoPlanError
         self.views.append((others[0], offsets[others[0]]))
-        return Reference("view", len(self.views) - 1)
+        return "view", len(self.views) - 1
 
     def make_pickers(
         self, has_stream: bool

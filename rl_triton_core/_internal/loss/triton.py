@@ -109,29 +109,21 @@ def list_launches(
     )
     written = [given if x is None else x for given, x in zip(problem.inputs, gradients, strict=False)]
     networks = [split_network(problem, x) for x in (problem.inputs, problem.old_inputs, written)]
+    (xs, y), (old_xs, old_y), (by_xs, _) = networks
     arguments = (
-        *networks[0],
-        *networks[1],
-        streams.actions,
+        *(xs, y, old_xs, old_y, streams.actions),
         *(streams.old_log_probs, streams.advantages, streams.ref_log_probs),
         *(problem.values, streams.returns, streams.old_values),
         *(streams.mask, streams.scale, streams.cu_seqlens, problem.length or None),
         0 if streams.cu_seqlens is None else streams.cu_seqlens.shape[0] - 1,
-        networks[2].xs,
-        gradients[1] if networks[0].y is not None and shared is None else None,
+        by_xs,
+        gradients[1] if y is not None and shared is None else None,
         gradients[-1] if problem.values is not None else None,
         shared,
         numbers,
         tuple(problem.rule or (0.0, 0.0, 0.0, 0.0)),
-        own_moments,
-        num_own,
-        all_ranks_moments,
-        num_ranks,
-        size,
-        partials,
-        shared_partials,
-        loss,
-        statistics,
+        *(own_moments, num_own, all_ranks_moments, num_ranks, size),
+        *(partials, shared_partials, loss, statistics),
     )
     config = kernels.LossConfig(
         **describe_problem(problem, gradients, networks),
@@ -160,26 +152,22 @@ def read_elsewhere(x: float | torch.Tensor, device: torch.device) -> float | tor
     return float(x)
 
 
-class Network(NamedTuple):
-    """Network outputs."""
-
-    xs: tuple[torch.Tensor, ...]
-    """By distribution."""
-    y: Stream = None
+Network = tuple[tuple[torch.Tensor, ...], Stream]
+"""Network outputs: the xs, by distribution, and y."""
 
 
 def split_network(problem: LossProblem, tensors: Sequence[torch.Tensor]) -> Network:
     """Network outputs, from their tensors, or something in the place of nothing."""
     if not tensors:
-        return Network((problem.like,))
+        return (problem.like,), None
     parts = problem.split_inputs(tensors)
-    return Network(tuple([x[0] for x in parts]), parts[0][1] if len(parts[0]) > 1 else None)
+    return tuple([x[0] for x in parts]), parts[0][1] if len(parts[0]) > 1 else None
 
 
 def describe_problem(problem: LossProblem, gradients: Sequence[Stream], networks: Sequence[Network]) -> dict[str, Any]:
     """What a `LossConfig` says of the problem. Its strides tell how many numbers one instruction may read."""
     streams, actions = problem.streams, problem.streams.actions
-    ys = [0 if x.y is None or x.y.ndim == 1 else x.y.stride(0) for x in networks[:2]]
+    ys = [0 if y is None or y.ndim == 1 else y.stride(0) for _, y in networks[:2]]
     xs = gradients[: len(problem.inputs)] if problem.head.indexed else gradients[:1]
     wanted = sum(1 << i for i, x in enumerate(xs) if x is not None)
     if len(xs) == 1 and wanted:
@@ -194,7 +182,7 @@ def describe_problem(problem: LossProblem, gradients: Sequence[Stream], networks
         "PER_SEQUENCE": problem.per_sequence,
         "NORMALIZE": problem.rule is not None,
         "WIDTHS": problem.sizes,
-        "STRIDES": tuple([tuple([x.stride(0) for x in network.xs]) for network in networks]),
+        "STRIDES": tuple([tuple([x.stride(0) for x in xs]) for xs, _ in networks]),
         "Y_STRIDES": (*ys, 0 if actions is None else actions.stride(0)),
     }
 

@@ -54,6 +54,11 @@ class Layout:
         self.previous_done = locate(problem.previous_done)
         self.outputs = tuple([locate(x, True) or placeholder for x in problem.outputs])
         self.kinds.append(None if problem.cu_seqlens is None else problem.cu_seqlens.dtype)
+        self.order = "env-major" if self.is_env_major else "time-major"  # the part of the launch table
+        self.is_dense = self.strides[1 if self.is_env_major else 2] == 1
+        """Whether steps lie side by side in memory, or lanes where it is not env-major."""
+        self.is_wide = self.furthest >= WIDE
+        """Whether offsets need 64 bits."""
         del self.problem  # which has this layout: in a circle, results would stay until garbage is collected
 
     def locate(self, x: Any, per_step: bool = False, is_flag: bool = False) -> Stream | None:
@@ -110,21 +115,6 @@ class Layout:
         """Bits of a stream's strides between lanes and groups, where there are several."""
         group, _, lane = strides
         return (group if self.groups > 1 else 0) | (lane if self.lanes > 1 else 0)
-
-    @property
-    def order(self) -> str:
-        """The part of the launch table."""
-        return "env-major" if self.is_env_major else "time-major"
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether steps lie side by side in memory, or lanes where it is not env-major."""
-        return self.strides[1 if self.is_env_major else 2] == 1
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether offsets need 64 bits."""
-        return self.furthest >= WIDE
 
 
 def find_vector_width(bits: int) -> int:

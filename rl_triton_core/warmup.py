@@ -18,13 +18,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "normalize_advantages": normalize_advantages,
 }
 USUAL_TENSORS = (
-    "values",
-    "terminated",
-    "dones",
-    "target_log_probs",
-    "behaviour_log_probs",
-    "expected_next_q",
-    "bootstrap_values",
+    *("values", "terminated", "dones", "target_log_probs", "behaviour_log_probs"),
+    *("expected_next_q", "bootstrap_values"),
 )
 """Those of them that a function takes are passed to it, unless the caller says otherwise."""
 FLAGS = ("terminated", "truncated", "dones", "mask")

@@ -24,14 +24,8 @@ from stable_baselines3 import A2C, PPO
 
 __all__ = ["PPOUpdateMixin", "TritonA2C", "TritonPPO"]
 
-STATISTICS = {
-    "policy_gradient_loss": "policy_loss",
-    "value_loss": "value_loss",
-    "entropy_loss": "entropy",
-    "clip_fraction": "clip_fraction",
-    "approx_kl": "approx_kl",
-    "loss": "loss",
-}
+STATISTICS = {"policy_gradient_loss": "policy_loss", "value_loss": "value_loss", "entropy_loss": "entropy"}
+STATISTICS |= {name: name for name in ("clip_fraction", "approx_kl", "loss")}
 """What a step of PPO returns: names in the logs, and in `PPOLoss`."""
 APPROX_KL = [*STATISTICS].index("approx_kl")
 

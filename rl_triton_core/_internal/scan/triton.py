@@ -196,26 +196,12 @@ def kernel_arguments(problem: Problem, folds: torch.Tensor | None = None) -> tup
     """A problem as kernel arguments: streams, None, or numbers."""
     layout, none = problem.layout, 0.0 if problem.dtype.is_floating_point else 0
     return (
-        layout.inputs,
-        layout.next_values,
-        layout.expected,
-        layout.bootstrap,
-        problem.bootstrap if layout.bootstrap is None else none,
-        layout.terminated,
-        layout.truncated,
-        layout.mask,
-        layout.gamma,
-        problem.gamma if layout.gamma is None else none,
-        problem.decay,
-        problem.params,
-        layout.initial,
-        layout.previous_done,
-        layout.outputs,
-        problem.cu_seqlens,
-        folds,
-        layout.strides,
-        layout.steps,
-        layout.lanes,
+        *(layout.inputs, layout.next_values, layout.expected),
+        *(layout.bootstrap, problem.bootstrap if layout.bootstrap is None else none),
+        *(layout.terminated, layout.truncated, layout.mask),
+        *(layout.gamma, problem.gamma if layout.gamma is None else none, problem.decay, problem.params),
+        *(layout.initial, layout.previous_done, layout.outputs, problem.cu_seqlens, folds),
+        *(layout.strides, layout.steps, layout.lanes),
     )
 
 

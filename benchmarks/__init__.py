@@ -4,4 +4,11 @@
 * `equations`, `workloads`: what is computed; `providers`: by whom, ours among them; `calls`: suites of both.
 * Every other module is a benchmark of its own; `end_to_end`: training loops of frameworks.
 * `report`: parts of pages, and figures.
+
+What is installed of adapters and examples comes first, then that of this checkout.
 """
+
+import sys
+from pathlib import Path
+
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("adapters", "examples")]

@@ -16,12 +16,9 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "adapters"))
 
 from benchmarks import results
 from benchmarks.calls import SUITES

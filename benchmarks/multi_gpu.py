@@ -7,19 +7,14 @@ nothing is captured.
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from torch import distributed
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-
 from ppo_multi_gpu import DistributedTraining
+from torch import distributed
 
 from benchmarks import end_to_end, harness
 from benchmarks.end_to_end.cleanrl import make_arguments

@@ -17,10 +17,10 @@ import statistics
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.calls import HEADLINE, ON_GPU, Suite
+from benchmarks.end_to_end import ARMS as LOOP_ARMS
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
@@ -164,10 +164,12 @@ def name_place(machine: str, result: Result) -> str:
     return f"{result.system['cpu_count']} cores of " * (machine == "cpu") + f"an {name_processor(machine, result)}"
 
 
-def write_benchmark(name: str, make: Callable[[Sequence[Row]], str]) -> str:
-    """The machine, and a table, of every result file of a benchmark."""
-    found = read_machines(name).items()
-    return join_parts(part for x in found for part in (describe_machine(*x), fold(make(x[1].rows))))
+def write_benchmark(name: str, make: Callable[[Sequence[Row]], str], title: str = "") -> str:
+    """The machine, and a table, of every result file of a benchmark; its title may name the device."""
+    parts = []
+    for x in read_machines(name).items():
+        parts += [title.format(name_device(x[0])), describe_machine(*x), fold(make(x[1].rows))]
+    return join_parts(parts)
 
 
 def list_arms(rows: Sequence[Row]) -> str:
@@ -232,21 +234,9 @@ LOOPS = {
 }
 
 
-def load_loop(name: str) -> Any:
-    return import_module(f"benchmarks.end_to_end.{name}")
-
-
-def write_loop(name: str) -> str:
-    """A section per machine."""
-    parts = []
-    for machine, result in read_machines(name).items():
-        parts += [f"### {name_device(machine)}", describe_machine(machine, result)]
-        parts.append(fold(list_arms(describe_settings(result.rows))))
-    return join_parts(parts)
-
-
-def describe_settings(rows: Sequence[Row]) -> list[Row]:
-    return [row._replace(setting=f"setting={describe_setting(row)}") for row in rows]
+def list_loop(rows: Sequence[Row]) -> str:
+    """As `list_arms`, with settings in words."""
+    return list_arms([row._replace(setting=f"setting={describe_setting(row)}") for row in rows])
 
 
 def describe_setting(row: Row) -> str:
@@ -260,19 +250,12 @@ def list_shares() -> str:
     """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
     lines = []
     for name, title in LOOPS.items():
-        module = load_loop(name)
         for machine, result in read_machines(name).items():
             share, bound = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
-            gains = (describe_range(select_gains(result.rows, arms)) for arms in (module.OURS[:1], module.MORE[::-1]))
+            gains = (describe_range(select_rows(result.rows, arm, "speed-up")) for arm in LOOP_ARMS[1:])
             where = f"{title}, {name_device(machine)}"
             lines.append([where, f"{describe_range(share)} %", describe_range(bound), *gains])
     return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
-
-
-def select_gains(rows: Sequence[Row], arms: Sequence[str]) -> list[Row]:
-    """How much faster the first of these arms that was measured is."""
-    found = ([row for row in select_rows(rows, arm, "speed-up") if row.median] for arm in arms)
-    return next(filter(None, found), [])
 
 
 def describe_range(rows: Sequence[Row]) -> str:
@@ -285,7 +268,7 @@ def describe_rllib() -> str:
     gains: dict[str, list[Row]] = {}
     for name in ("rllib", "impala"):
         for x in read_machines(name).items():
-            gains.setdefault(name_place(*x), []).extend(select_gains(x[1].rows, load_loop(name).MORE[::-1]))
+            gains.setdefault(name_place(*x), []).extend(select_rows(x[1].rows, "captured", "speed-up"))
     ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in gains.items())
     text = f"Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are, by median, {ranges}."
     return textwrap.fill(text, 120, break_on_hyphens=False)
@@ -466,7 +449,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "learning": partial(write_benchmark, "learning", list_learning),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
-    **{name: partial(write_loop, name) for name in LOOPS},
+    **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
     "training": describe_training,
     "rllib_gain": describe_rllib,
     "expected": list_expected,

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
-from pathlib import Path
 from typing import Any, NamedTuple
-
-import torch
-from torch import Tensor, distributed
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
 
 import ppo_rl_games
 import ppo_rsl_rl
 import ppo_skrl
+import torch
 from gpu_envs import ENVIRONMENTS
 from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
 from skrl import config as skrl_config
 from skrl.utils.runner.torch import Runner as SkrlRunner
+from torch import Tensor, distributed
 
 from benchmarks import harness
 from benchmarks.results import Row

@@ -14,6 +14,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -83,11 +84,6 @@ def compute_entropy(logits: torch.Tensor) -> torch.Tensor:
     return logits.logsumexp(-1) - (logits.softmax(-1) * logits).sum(-1)
 
 
-def compute_with_trl_kernel(module: Any) -> Way:
-    way: Way = module.selective_log_softmax_and_entropy
-    return way
-
-
 def compute_with_flash_attn(module: Any) -> Way:
     """As verl does it where it finds flash-attn, whose gradient may not take the memory that the entropy's needs."""
     find_entropy = torch.compile(compute_entropy, dynamic=True)
@@ -106,7 +102,7 @@ def compute_ours(logits: torch.Tensor, tokens: torch.Tensor, inplace_backward: b
 
 
 KERNELS: dict[str, tuple[str, Callable[[Any], Way]]] = {
-    "TRL kernel": ("trl.kernels.logprob_entropy", compute_with_trl_kernel),
+    "TRL kernel": ("trl.kernels.logprob_entropy", attrgetter("selective_log_softmax_and_entropy")),
     "verl flash-attn": ("flash_attn.ops.triton.cross_entropy", compute_with_flash_attn),
 }
 """Ways on a GPU, from a module that needs PyTorch and Triton alone: its file is enough."""

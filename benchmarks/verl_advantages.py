@@ -7,17 +7,12 @@ its tokens.
 from __future__ import annotations
 
 import logging
-import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-
 from advantages_verl import check_difference, make_batch, make_calls
 
 from benchmarks import harness

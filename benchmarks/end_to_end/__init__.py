@@ -1,9 +1,8 @@
 """Training loops, end to end: what the advantage step takes of an iteration, and what replacing it gives.
 
 A framework is a file of its name here, and a line in `BENCHMARKS` and `report.LOOPS`; docs/end-to-end.md says what is
-timed, and what the arms are. The file holds `ARMS`, the framework's own, "stock", first; `OURS`, of which those in
-`MORE` replace more than the advantage step, the one that replaces all last; `SETTINGS` by device; and `make_arm`, which
-makes an arm in a setting as it is before training. Where not all arms differ in all settings, `list_arms` chooses.
+timed, and what the arms are. The file holds `SETTINGS` by device, and `make_arm`, which makes an arm in a setting as it
+is before training. Where not all arms differ in all settings, `list_arms` chooses.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 LAMBDA = 0.95
+ARMS = ("stock", "ours", "captured")
+"""The framework's own, ours for the advantage step, and ours for all that is replaced."""
 
 
 class Setting(NamedTuple):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
-from benchmarks.results import ROOT
 from benchmarks.workloads import GAMMA
 from rl_triton_core.testing import random_rollout
 
-ARMS = ("stock", "ours", "captured")
-OURS = ("ours", "captured")
-MORE = ("captured",)
 SETTINGS = {
     "cuda": (Setting(4096, 128), Setting(16384, 128, 128), Setting(1024, 512, 128)),
     "cpu": (Setting(64, 64, 64, 10, 8, device="cpu"), Setting(256, 128, device="cpu")),
@@ -26,32 +22,18 @@ SETTINGS = {
 
 def load_example() -> Any:
     """The example, which needs packages that reports do not."""
-    sys.path.append(str(ROOT / "examples"))
     import ppo_gpu_envs
 
     return ppo_gpu_envs
 
 
-class Training:
-    """The example's training, with its advantage step timed; inside a graph there is no telling."""
-
-    def __init__(self, setting: Setting, update: str, watch: Stopwatch, advantages: Any) -> None:
-        self.example, self.args, self.advantages = load_example(), make_arguments(setting, update), advantages
-        timed = watch.around(ADVANTAGES, advantages) if update != "captured" else advantages
-        self.training = self.example.Training(self.args, timed)
-
-    def run_iteration(self) -> None:
-        self.training.run_iteration(self.args.learning_rate)
-
-    def compute_results(self) -> tuple[Tensor, Tensor]:
-        """Those of a random rollout."""
-        shape = (self.args.num_envs, self.args.num_steps)
-        random = random_rollout(*shape, time_dim=0, device=self.args.device)
-        random = random._replace(truncated=random.truncated & ~random.terminated)
-        *steps, final_values = random
-        rollout = self.example.Rollout(None, None, None, steps[1], steps[0], *steps[2:], final_values.clone())
-        results: tuple[Tensor, Tensor] = self.advantages(rollout, final_values[0], self.args)
-        return results
+def compute_results(compute_advantages: Any, args: Namespace) -> tuple[Tensor, Tensor]:
+    """Those of a random rollout."""
+    random = random_rollout(args.num_envs, args.num_steps, time_dim=0, device=args.device)
+    *steps, final_values = random._replace(truncated=random.truncated & ~random.terminated)
+    rollout = load_example().Rollout(None, None, None, steps[1], steps[0], *steps[2:], final_values.clone())
+    results: tuple[Tensor, Tensor] = compute_advantages(rollout, final_values[0], args)
+    return results
 
 
 def make_arguments(setting: Setting, update: str) -> Namespace:
@@ -64,8 +46,10 @@ def make_arguments(setting: Setting, update: str) -> Namespace:
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    """With its advantage step timed; inside a graph there is no telling."""
     example = load_example()
     advantages = example.compute_stock_advantages if name == "stock" else example.compute_triton_advantages
     update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"
-    training = Training(setting, update, watch, advantages)
-    return Arm(training.run_iteration, training.compute_results)
+    args = make_arguments(setting, update)
+    training = example.Training(args, watch.around(ADVANTAGES, advantages) if update != "captured" else advantages)
+    return Arm(partial(training.run_iteration, args.learning_rate), partial(compute_results, advantages, args))

@@ -16,9 +16,6 @@ from benchmarks.end_to_end.rllib import draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
-ARMS = ("stock", "ours", "captured")
-OURS = ("ours", "captured")
-MORE = ("captured",)
 SIZES = ((10, 64), (80, 256))
 """Fragments of a batch, and the hidden units."""
 SETTINGS = {

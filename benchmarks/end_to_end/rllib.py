@@ -13,9 +13,6 @@ from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA
 
-ARMS = ("stock", "ours", "captured")
-OURS = ("ours", "captured")
-MORE = ("captured",)
 SETTINGS = {
     "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
     "cpu": (

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.end_to_end import Arm, Setting
+from benchmarks.end_to_end import ARMS, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, TOTAL, Stopwatch, count_calls, watch_memory
 from benchmarks.harness import take_turns
 from benchmarks.results import Row, describe_failure, make_row
@@ -61,7 +61,7 @@ def measure_setting(module: Any, setting: Setting, rounds: int, seconds: float) 
 
 def prepare_arms(module: Any, setting: Setting, watch: Stopwatch) -> list[Entry]:
     """The arms, each compared with the first one and warm."""
-    names = module.list_arms(setting) if hasattr(module, "list_arms") else module.ARMS
+    names = module.list_arms(setting) if hasattr(module, "list_arms") else ARMS
     entries, expected = [Entry(name) for name in names], None
     for entry in entries:
         try:

@@ -11,13 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.end_to_end import Arm, Setting
+from benchmarks.end_to_end import ARMS, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.results import ROOT
 
-ARMS = ("stock", "ours", "captured")
-OURS = ("ours", "captured")
-MORE = ("captured",)
 DRAWN = "CartPole-v1, drawn"
 DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
 """Those of Stable-Baselines3."""

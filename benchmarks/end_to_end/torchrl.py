@@ -13,9 +13,6 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
-ARMS = ("stock", "ours", "captured")
-OURS = ("ours", "captured")
-MORE = ("captured",)
 SETTINGS = {
     "cuda": (
         Setting(4096, 128, 128, recompute=True),

@@ -215,16 +215,8 @@ def compute_terms(
     kl, kl_slope = estimate_kl(ref_log_prob - log_prob, bound, most)
     kl, kl_slope = weigh_kl(kl, kl_slope, ratio, is_clamped)
     clipped = select((ratio < low) | (ratio > high), 1.0, 0.0)
-    averaged = (
-        surrogate_loss,
-        multiply_or_zero(factor, value_error),
-        entropy,
-        kl + exact_kl,
-        exp_remainder(log_ratio),
-        -log_ratio,
-        clipped,
-        ratio,
-    )
+    value_loss, whole_kl = multiply_or_zero(factor, value_error), kl + exact_kl
+    averaged = surrogate_loss, value_loss, entropy, whole_kl, exp_remainder(log_ratio), -log_ratio, clipped, ratio
     by_policy = (slope + multiply_or_zero(kl_coef, kl_slope), -entropy_coef, kl_coef)
     return averaged, by_policy, multiply_or_zero(value_coef * factor, value_slope)
 
@@ -260,20 +252,10 @@ def summarize_terms(
     unexplained = error_square * share - error * share * error * share
     varies = variance > 1e-14 * target_square * share
     explained = select(varies, 1.0 - unexplained / select(varies, variance, 1.0), undefined)
-    return (
-        combine_terms(policy, value, entropy, kl, coefficients),
-        policy,
-        value,
-        entropy,
-        kl,
-        approx_kl * share,
-        approx_kl_k1 * share,
-        clipped * share,
-        ratio * share,
-        explained,
-        select(weight == 0.0, 0.0, least),
-        select(weight == 0.0, 0.0, largest),
-    )
+    loss = combine_terms(policy, value, entropy, kl, coefficients)
+    approx_kl, approx_kl_k1, clipped, ratio = approx_kl * share, approx_kl_k1 * share, clipped * share, ratio * share
+    least, largest = select(weight == 0.0, 0.0, least), select(weight == 0.0, 0.0, largest)
+    return loss, policy, value, entropy, kl, approx_kl, approx_kl_k1, clipped, ratio, explained, least, largest
 
 
 def invert_or_zero(x: Any) -> Any:
@@ -450,15 +432,8 @@ SURROGATES = {"clip": clip_surrogate, "cispo": weigh_score, "sapo": gate_ratio, 
 """Each gives the loss of an element, its derivative by the logarithm of the ratio, and one by log π beside that."""
 DISTANCES = {"mse": square_error, "huber": huber_loss}
 CLIPS = {"none": omit_value, "sb3": clip_change, "cleanrl": clip_change_or_not, "rllib": clip_error}
-ESTIMATORS = {
-    "none": omit_kl,
-    "k1": estimate_k1,
-    "k2": estimate_k2,
-    "k3": estimate_k3,
-    "k1+": estimate_k1_straight_through,
-    "k2+": estimate_k2,
-    "k3+": estimate_k3_straight_through,
-}
+ESTIMATORS = {"none": omit_kl, "k1": estimate_k1, "k2": estimate_k2, "k3": estimate_k3}
+ESTIMATORS |= {"k1+": estimate_k1_straight_through, "k2+": estimate_k2, "k3+": estimate_k3_straight_through}
 
 KL_WEIGHTS = {"none": keep_kl, "ratio": multiply_by_ratio}
 

@@ -204,13 +204,8 @@ class Call:
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
-ELEMENTS = {
-    torch.bool: types.boolean,
-    torch.uint8: types.uint8,
-    torch.int64: types.int64,
-    torch.float32: types.float32,
-    torch.float64: types.float64,
-}
+ELEMENTS = {torch.bool: types.boolean, torch.uint8: types.uint8, torch.int64: types.int64}
+ELEMENTS |= {torch.float32: types.float32, torch.float64: types.float64}
 
 
 @cache

@@ -431,7 +431,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 TABLES = (
     "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
-    "packed", "losses", "multi_gpu",
+    "packed", "losses", "multi_gpu", "linear_token_log_probs",
 )  # fmt: skip
 """Benchmarks with a line for each setting."""
 OF_LOGITS: list[Column] = [

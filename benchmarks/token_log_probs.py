@@ -26,7 +26,7 @@ from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
 Results = tuple[torch.Tensor, torch.Tensor]
-Way = Callable[[torch.Tensor, torch.Tensor], Results]
+Way = Callable[..., Results]
 SECONDS = 0.3
 CHECKED_TOKENS = 64
 LENGTH = 1024

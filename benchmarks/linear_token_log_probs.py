@@ -1,0 +1,78 @@
+"""Log-probabilities and entropies of tokens from hidden states, and gradients by these and the last layer's weight.
+
+*Bound* makes the logits, and the products of the layer and its gradients alone. *Eager* computes in float32 what the
+others do; *in place* is the layer with `token_log_probs` in the memory of the logits. Peaks are beyond the inputs.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch.nn.functional import linear
+
+from benchmarks import harness
+from benchmarks.results import Row
+from benchmarks.token_log_probs import CHECKED_TOKENS, Results, Way, compute_ours, compute_plain
+from rl_triton_core.losses import linear_token_log_probs
+from rl_triton_core.testing import assert_close
+
+
+class Setting(NamedTuple):
+    """Number of tokens, size of a hidden state and of the vocabulary."""
+
+    tokens: int
+    width: int
+    vocabulary: int
+    dtype: str = "bfloat16"
+
+
+SIZES = [(4096, 1536, 151936), (16384, 1536, 151936), (8192, 3584, 152064), (32768, 3584, 152064)]
+SIZES.append((16384, 4096, 128256))
+SETTINGS = {
+    "cuda": [Setting(*x) for x in SIZES],
+    "cpu": [Setting(512, 512, 32000, "float32")],
+    "quick": [Setting(40, 8, 100, "float32")],
+}
+SECONDS = 1.0
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    make = partial(torch.randn, device=options.device)
+    hidden, weight = make(setting.tokens, setting.width), 0.02 * make(setting.vocabulary, setting.width)
+    tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=options.device)
+    leaves = [x.to(getattr(torch, setting.dtype)).requires_grad_() for x in (hidden, weight)]
+    ways: dict[str, Way] = {"eager": compute_eagerly, "in place": compute_in_place, "ours": compute_linear}
+    few, own = tokens[:CHECKED_TOKENS], (leaves[0][:CHECKED_TOKENS].detach(), leaves[1].detach())
+    for got, want in zip(compute_linear(*own, few), compute_eagerly(*(x.double() for x in own), few), strict=True):
+        assert_close(got.cpu(), want.cpu(), rtol=1e-4 if setting.dtype == "float32" else 2**-5)
+    arms = {name: partial(run_both, way, *leaves, tokens) for name, way in ways.items()}
+    arms["bound"] = partial(make_products, *(x.detach() for x in leaves))
+    about = {"host_only": (*arms,), "peaks": options.device == "cuda", "reference": "bound"}
+    yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
+
+
+def compute_eagerly(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
+    return compute_plain(linear(hidden, weight), tokens)
+
+
+def compute_in_place(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
+    return compute_ours(linear(hidden, weight), tokens, inplace_backward=True)
+
+
+def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
+    return linear_token_log_probs(hidden, weight, tokens, entropy=True)
+
+
+def run_both(way: Way, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> None:
+    log_probs, entropy = way(hidden, weight, tokens)
+    torch.autograd.grad((log_probs.sum(), entropy.sum()), (hidden, weight))
+
+
+def make_products(hidden: torch.Tensor, weight: torch.Tensor) -> None:
+    logits = linear(hidden, weight)
+    torch.mm(logits, weight)
+    torch.mm(logits.t(), hidden)

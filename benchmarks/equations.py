@@ -35,9 +35,6 @@ class Rates(NamedTuple):
     lambda_: float = 1.0
 
 
-# --- scans ------------------------------------------------------------------------------------------------------------
-
-
 def scan_serially(alpha: Tensor, beta: Tensor, dim: int, reverse: bool) -> Tensor:
     """One step after another in NumPy, in the dtype of α."""
     a, b = (x.movedim(dim, 0).cpu().numpy() for x in (alpha, beta))
@@ -64,9 +61,6 @@ def shift_steps(x: Tensor, dim: int, shift: int, reverse: bool, fill: float) -> 
     kept = x.narrow(dim, shift if reverse else 0, x.shape[dim] - shift)
     padding = [0, shift] if reverse else [shift, 0]
     return torch.nn.functional.pad(kept, padding if dim == 1 else [0, 0, *padding], value=fill)
-
-
-# --- boundaries -------------------------------------------------------------------------------------------------------
 
 
 def look_ahead(x: Tensor, dim: int, last: Tensor) -> Tensor:
@@ -99,9 +93,6 @@ def find_next_values(i: Inputs, values: Tensor, dim: int) -> Tensor:
         inside = look_ahead(values, dim, bootstrap.select(dim, -1))
         found = torch.where(find_continuing(i, dim), inside, bootstrap)
     return torch.where(i["terminated"], 0.0, found)
-
-
-# --- the estimators ---------------------------------------------------------------------------------------------------
 
 
 def solve_gae(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:

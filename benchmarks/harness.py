@@ -178,9 +178,6 @@ def measure_bandwidth() -> float:
     return 2 * source.nbytes / (row.median or float("nan"))
 
 
-# --- threads and processes --------------------------------------------------------------------------------------------
-
-
 def set_threads(count: int) -> None:
     torch.set_num_threads(count)
     set_num_threads(count)

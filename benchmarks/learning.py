@@ -42,9 +42,6 @@ def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespa
                 return
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
-
-
 class Curves(NamedTuple):
     """What is learned, and from how many seeds."""
 
@@ -154,9 +151,6 @@ def train(run: Run) -> Curve:
     start = time.perf_counter()
     model.learn(setting.total_steps, Recorder())
     return Curve(run.arm, points)
-
-
-# --- returns ----------------------------------------------------------------------------------------------------------
 
 
 class Returns(NamedTuple):

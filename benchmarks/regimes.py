@@ -63,9 +63,6 @@ def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
     yield make_row("ours", "kernels", "", count_kernels(device), regime=f"{counted} shapes")
 
 
-# --- calls ------------------------------------------------------------------------------------------------------------
-
-
 def list_changes(workload: Workload) -> dict[str, Callable[[], dict[str, Any]]]:
     """By regime, what draws the numbers of the next call."""
     spec, numbers = workload.spec, (0.9 + 1e-6 * i for i in itertools.count())
@@ -105,9 +102,6 @@ def draw_packed(workload: Workload, seed: int, device: str) -> Inputs:
     """Up to 256 sequences of up to 512 steps, end to end."""
     generator = np.random.default_rng(seed)
     return draw_sequences(workload.estimator, generator.integers(1, 513, generator.integers(1, 257)), device)
-
-
-# --- times ------------------------------------------------------------------------------------------------------------
 
 
 def time_inputs(workload: Workload, draws: Iterable[Inputs], device: str, **regime: str) -> Iterator[Row]:

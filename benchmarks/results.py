@@ -125,9 +125,6 @@ def select_rows(rows: Sequence[Row], arm: str = "", metric: str = "", **setting:
     return [row for row in chosen if wanted <= row.read_setting().items()]
 
 
-# --- what was measured on what ----------------------------------------------------------------------------------------
-
-
 class Parser(argparse.ArgumentParser):
     """The arguments of a script that measures. Nothing is measured for RESULTS that no commit holds."""
 

@@ -47,10 +47,9 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         install()
         check_difference(estimator, [call(), call()][1], expected, mask)
         arms = {"stock": call, "ours": call, "floor": lambda: rewards.sum(-1, keepdim=True) * mask}
-        times = harness.time_in_turns(arms, "cpu", turns=TURNS, burst=CALLS, warm_up=False, prepare=choose_arm)
+        about = {"turns": TURNS, "burst": CALLS, "warm_up": False}
+        times = harness.time_in_turns(
+            arms, "cpu", prepare=lambda name: (uninstall if name == "stock" else install)(), **about
+        )
         uninstall()
         yield from harness.list_times(times, unit="ms", estimator=estimator)
-
-
-def choose_arm(name: str) -> None:
-    (uninstall if name == "stock" else install)()

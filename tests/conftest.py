@@ -18,6 +18,7 @@ from types import FunctionType
 import cases
 import pytest
 import torch
+from gpu_checks import GPU
 from hypothesis import Phase, settings
 from recorded_graphs import allow_captures
 
@@ -28,6 +29,11 @@ settings.register_profile("ci", max_examples=8, deadline=None, phases=PHASES, de
 settings.register_profile("gpu", max_examples=16, deadline=None, phases=PHASES)  # most of them compile a kernel
 settings.register_profile("fuzz", max_examples=int(os.environ.get("CASES", "10000")), deadline=None, phases=PHASES)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gpu" if torch.cuda.is_available() else "ci"))
+
+
+@pytest.fixture(params=["cpu", GPU])
+def device(request):
+    return request.param
 
 
 @pytest.fixture(params=[False, True])

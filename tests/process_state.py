@@ -80,6 +80,10 @@ def assert_unchanged(work):
     return len(found)
 
 
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 @contextmanager
 def interrupted(count, *functions):
     """Inside, a call of one of the functions is Ctrl-C: the one of this count. A generator's is where it draws."""

@@ -55,7 +55,8 @@ def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) 
     from rl_triton_adapters import rllib
     from rl_triton_adapters.common.copies import copy_function
 
-    config = prepare_config(create_config(setting.env), setting)
+    module = import_module(f"ray.rllib.algorithms.{setting.env.lower()}")
+    config = prepare_config(getattr(module, f"{setting.env}Config")(), setting)
     config.env_runners(rollout_fragment_length=setting.num_steps)
     config.training(gamma=GAMMA, train_batch_size_per_learner=setting.batch_size, **OPTIONS[setting.env])
     if name == "stock":
@@ -68,10 +69,6 @@ def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) 
     timed = type(ours.__name__, (ours,), {"compute_vtrace": make_vtrace(ours.compute_vtrace)})
     config.learners(learner_class=timed, learner_config_dict={"rl_triton_update": name != "ours"})
     return rllib.enable_triton(config).build_learner(env=None)
-
-
-def create_config(name: str) -> Any:
-    return getattr(import_module(f"ray.rllib.algorithms.{name.lower()}"), f"{name}Config")()
 
 
 def keep_results(function: Callable[..., Any], found: list[Tensor]) -> Callable[..., Any]:

@@ -67,9 +67,6 @@ def run_rowwise(kernel: Kernel, workload: Workload, inputs: Inputs, steps_at_onc
     return partial(launch_kernel, inputs) if workload.time_dim == 1 else transpose_and_launch
 
 
-# --- kernels ----------------------------------------------------------------------------------------------------------
-
-
 @triton.jit
 def combine(alpha, beta, alpha_next, beta_next):
     return alpha_next + beta_next * alpha, beta_next * beta

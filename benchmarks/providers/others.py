@@ -44,9 +44,6 @@ def make_call_with_out(workload: Workload, inputs: Inputs) -> Call:
     return partial(make_call(workload, inputs), out=out)
 
 
-# --- every estimator --------------------------------------------------------------------------------------------------
-
-
 def make_null_call(workload: Workload, inputs: Inputs) -> Call:
     """Nothing: what the protocol itself costs."""
     return lambda: None
@@ -72,9 +69,6 @@ def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
 def make_numpy_call(workload: Workload, inputs: Inputs) -> Call:
     """The paper's equation by PyTorch, around a NumPy loop over time on all environments in float32."""
     return lambda: solve_equations(workload.spec, workload.time_dim, inputs, scan_serially)
-
-
-# --- GAE without truncations ------------------------------------------------------------------------------------------
 
 
 def make_numba_call(workload: Workload, inputs: Inputs) -> Call:

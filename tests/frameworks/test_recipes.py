@@ -80,8 +80,6 @@ def make_rollout(shape, scale=1.0):
     return rewards, values, torch.randint(0, 2, shape, generator=generator)
 
 
-# -- TRL --------------------------------------------------------------------------------------------------------------
-
 TRL_METHODS = (
     "_compute_loss",
     "_get_per_token_logps_and_entropies",
@@ -209,8 +207,6 @@ def test_trl(trl, reason, options):
             for name, wanted in values.items():
                 assert metrics[mode][name] == pytest.approx(wanted, rel=1e-6), name
 
-
-# -- SkyRL, RLinf, OpenRLHF -------------------------------------------------------------------------------------------
 
 SCALES = [1e-6, 1.0, 1e3]  # of which the first shows where an epsilon goes
 SHAPE = (5, 30)
@@ -349,9 +345,6 @@ def test_openrlhf(openrlhf, kind):
         rewards, values = (x.masked_fill(mask == 0, torch.nan) for x in (rewards, values))
         for got, wanted in zip(compute(openrlhf), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
-
-
-# -- RSL-RL 1 and 2 ----------------------------------------------------------------------------------------------------
 
 
 class LoopStorage:

@@ -28,8 +28,8 @@ def update_rsl_rl(alg):
 
 @pytest.mark.parametrize("network", [None, test_rsl_rl.RECURRENT], ids=["perceptron", "recurrent"])
 def test_agents_of_rsl_rl(network, monkeypatch):
+    allow_captures(monkeypatch)
     runners = [test_rsl_rl.make_runner(x, network=network, num_learning_epochs=1) for x in ("PPO", test_rsl_rl.OURS)]
-    test_rsl_rl.use_graphs(monkeypatch, runners[1])
     runners[1].alg._rl_triton.max_graphs = 1000
     for runner in runners:
         test_rsl_rl.train(runner, 1)

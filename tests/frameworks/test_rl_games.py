@@ -109,16 +109,8 @@ def test_a_configuration_without_bounds(tmp_path):
     for changes in ({"bounds_loss_coef": None}, {"bounds_loss_coef": 0.0}):
         agent = make_agent("triton", "pendulum", tmp_path, changes)
         numbers = torch.arange(24.0).view(6, 4) / 10
-        arguments = (
-            numbers[0],
-            numbers[1],
-            numbers[2],
-            0.2,
-            numbers[3, :, None],
-            numbers[4, :, None],
-            numbers[5, :, None],
-        )
-        losses.append(agent.calc_losses(agent.actor_loss_func, *arguments, 3 * numbers[:4, :1], numbers[0], None)[0])
+        arguments = (*numbers[:3], 0.2, *numbers[3:, :, None], 3 * numbers[:4, :1], numbers[0], None)
+        losses.append(agent.calc_losses(agent.actor_loss_func, *arguments)[0])
     assert losses[0] == losses[1]
 
 

@@ -12,6 +12,7 @@ pytest.importorskip("rl_games")
 from gymnasium import spaces
 from overrides import override
 from ppo_rl_games import TensorEnv
+from process_state import interrupt
 from recorded_graphs import allow_captures
 from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common import env_configurations, vecenv
@@ -146,7 +147,6 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     compare_all(ours, eager, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("case", CASES)
 def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
     """Of two epochs, with time limits; the runner's names stand for our agents."""
@@ -190,10 +190,9 @@ def set_others(agent, i):
 @pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
 def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
     """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
+    allow_captures(monkeypatch)
     agents = []
     for mode in ("stock", "triton"):
-        if mode == "triton":
-            allow_captures(monkeypatch)
         agent = make_agent(mode, "pendulum", tmp_path, with_central_value() | {"normalize_input": True})
         for i in range(4):
             change(agent, i)
@@ -210,13 +209,11 @@ def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypat
     assert [x.step.graphs.captures for x in updates] == [modes, 1]
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-def test_an_interrupted_update_leaves_what_that_of_rl_games_does(captured, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("captured")
+def test_an_interrupted_update_leaves_what_that_of_rl_games_does(tmp_path):
     """Where a graph is captured, as the step begins; and training goes on."""
     agents = []
     for mode in ("stock", "triton"):
-        if captured:
-            allow_captures(monkeypatch)
         changes = with_central_value(normalize_input=False) | {"max_epochs": 1, "learning_rate": 1e-4}
         agent = train(make_agent(mode, "pendulum", tmp_path, changes))
         for trainer in list_trainers(agent):
@@ -237,17 +234,12 @@ def test_an_interrupted_update_leaves_what_that_of_rl_games_does(captured, tmp_p
         assert {*vars(x)} - {*vars(y)} <= {"enabled", "_rl_triton", "use_fused_kernel"}
 
 
-def interrupt(*_):
-    raise KeyboardInterrupt
-
-
 def test_settings_of_a_central_value_network_that_change_are_followed(tmp_path, monkeypatch):
     """The agent does not learn, since rounding would grow in what it does."""
     changes = with_central_value(lr_schedule=None) | {"learning_rate": 0.0, "lr_schedule": None}
+    allow_captures(monkeypatch)
     agents = []
     for mode in ("stock", "triton"):
-        if mode == "triton":
-            allow_captures(monkeypatch)
         agents.append(agent := train(make_agent(mode, "pendulum", tmp_path, changes)))
         for name, value in {"e_clip": 0.01, "clip_value": False, "grad_norm": 0.05, "truncate_grads": False}.items():
             setattr(agent.central_value_net, name, value)
@@ -285,11 +277,11 @@ def refuse_gradients(graph, _):
 
 def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
     """RL-Games' runner compiles them after the agent is made."""
+    allow_captures(monkeypatch)
     agents = []
     for mode in ("stock", "triton"):
         agent = make_agent(mode, "pendulum", tmp_path, with_central_value(normalize_input=False))
         if mode == "triton":
-            allow_captures(monkeypatch)
             for trainer in list_trainers(agent):
                 trainer.model = torch.compile(trainer.model, backend=refuse_gradients)
         agents.append(train(agent))
@@ -298,13 +290,11 @@ def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_an_observation_that_is_nan_is_an_error_before_that_step(captured, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("captured")
+def test_an_observation_that_is_nan_is_an_error_before_that_step(tmp_path, monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", True)  # which torch.compile switches off
     agents, errors = [], []
     for mode in ("stock", "triton"):
-        if mode == "triton" and captured:
-            allow_captures(monkeypatch)
         agent = train(make_agent(mode, "cartpole", tmp_path))
         agent.max_epochs += 1
         prepare = agent.prepare_dataset
@@ -326,10 +316,6 @@ def test_an_observation_that_is_nan_is_an_error_before_that_step(captured, tmp_p
 class Own(A2CAgent):
     def calc_gradients(self, input_dict):
         super().calc_gradients(input_dict)
-
-
-def own_loss(*arguments):
-    return arguments[1]
 
 
 REASONS = {
@@ -403,7 +389,7 @@ def test_methods_of_users_are_not_captured(tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     agent = make_agent("triton", "pendulum", tmp_path)
     assert agent.describe() == "updates are captured"
-    agent.actor_loss_func = own_loss
+    agent.actor_loss_func = lambda *arguments: arguments[1]
     assert agent.describe() == "updates are those of RL-Games: actor_loss_func is not RL-Games'"
     for name in ("bound_loss", "calc_gradients"):
         agent = make_agent("triton", "pendulum", tmp_path)

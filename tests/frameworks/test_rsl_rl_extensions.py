@@ -1,7 +1,6 @@
 """TritonPPO against PPO of RSL-RL: recurrent models, extensions, mixed precision, and users' own methods."""
 
 from collections import Counter
-from inspect import signature
 
 import pytest
 import torch
@@ -9,96 +8,21 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 pytest.importorskip("rsl_rl")
-from gpu_checks import GPU
 from overrides import alter, alter_call, override
 from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
-from test_rsl_rl import OURS, RECURRENT, STEEP, compare, make_runner, train, use_graphs
+from test_rsl_rl import HAS_EXTENSIONS, OURS, RECURRENT, compare, make_runner, train
 
 from rl_triton_adapters.rsl_rl import TritonPPO
 
-if "use_mixed_precision" not in signature(PPO).parameters:
+if not HAS_EXTENSIONS:
     pytest.skip("this RSL-RL has no mixed precision, and extensions in its update", allow_module_level=True)
 
 
-def mirror(env, obs, actions):
-    """Observations and actions, and behind them those of the mirrored environment."""
-    obs = None if obs is None else torch.cat([obs, obs.apply(lambda x: -x)])
-    return obs, None if actions is None else torch.cat([actions, -actions])
-
-
-def symmetry(**options):
-    return {"symmetry_cfg": {"data_augmentation_func": mirror, **options}}
-
-
-RND = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
-NORMALIZED = {"state_normalization": True, "reward_normalization": True}
-MIXED = {"use_mixed_precision": True, "optimizer": "sgd", "learning_rate": 1e-2}
-"""Adam would make a step of what is rounded."""
-SHORT = {"num_learning_epochs": 2, "num_mini_batches": 2}
-CASES = {
-    "gru": (SHORT, RECURRENT),
-    "lstm": (
-        {"num_mini_batches": 3, "normalize_advantage_per_mini_batch": True},
-        RECURRENT | {"rnn_type": "lstm", "rnn_num_layers": 2, "obs_normalization": True},
-    ),
-    "lstm, deviation of the state": (
-        {},
-        RECURRENT | {"rnn_type": "lstm", "distribution": "HeteroscedasticGaussianDistribution"},
-    ),
-    "rnd": ({"rnd_cfg": RND}, {}),
-    "normalized rnd": ({"rnd_cfg": RND | NORMALIZED}, {}),
-    "symmetry for the log": (symmetry(), {}),
-    "augmentation": (
-        symmetry(use_data_augmentation=True) | {"normalize_advantage_per_mini_batch": True, "schedule": "fixed"},
-        {"distribution": "HeteroscedasticGaussianDistribution"},
-    ),
-    "mirror loss": (symmetry(use_data_augmentation=True, use_mirror_loss=True, mirror_loss_coeff=0.5), {}),
-    "mirror loss and rnd": (symmetry(use_mirror_loss=True, mirror_loss_coeff=0.5) | {"rnd_cfg": RND} | SHORT, {}),
-    "mixed precision": (MIXED, {}),
-    "mixed precision, gru": (MIXED, RECURRENT),
-}
-LONG = ("gru", "mirror loss and rnd")
-
-
-def make(class_name, case, device="cpu"):
-    algorithm, network = CASES[case]
-    return make_runner(class_name, network=network, device=device, **algorithm)
-
-
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
-@pytest.mark.parametrize("case", CASES)
-def test_training(case, captured, monkeypatch):
-    """Parameters, those of extensions too, learning rates and losses; whatever the number of episodes in a rollout."""
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)  # whose LSTM keeps nothing for a backward in a replay
-    stock, ours = make("PPO", case), make(OURS, case)
-    graphs = use_graphs(monkeypatch, ours) if captured else None
-    iterations = 40 if case in LONG else 3
-    want, got = (train(x, iterations, seed=2 if case in STEEP else 1) for x in (stock, ours))
-    tolerance = {"rtol": 1e-3, "atol": 1e-4} if "mixed" in case else {"rtol": 1e-4, "atol": 2e-6}
-    compare(ours, stock, **tolerance)
-    if stock.alg.rnd:
-        torch.testing.assert_close(ours.alg.rnd.state_dict(), stock.alg.rnd.state_dict(), **tolerance)
-    assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
-    for row, expected in zip(got, want, strict=True):
-        assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in case else 1e-5)
-    if captured:
-        assert graphs.captures == 1 and not ours.alg._rl_triton.step.reason
-
-
-@pytest.mark.parametrize("device", [GPU])
-@pytest.mark.parametrize("case", CASES)
-def test_training_on_a_gpu(case, device):
-    stock, ours = (make(name, case, device) for name in ("PPO", OURS))
-    train(stock, 2), train(ours, 2)
-    assert ours.alg._rl_triton.step.reason == ""
-    compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in case else 1e-3)
-
-
 def test_a_symmetry_that_changes_is_followed(monkeypatch):
-    stock, ours = make("PPO", "mirror loss"), make(OURS, "mirror loss")
-    use_graphs(monkeypatch, ours)
+    allow_captures(monkeypatch)
+    stock, ours = make_runner("PPO", "mirror loss"), make_runner(OURS, "mirror loss")
     for runner in (stock, ours):
         train(runner, 2)
         runner.alg.symmetry.mirror_loss_coeff = 5.0
@@ -140,8 +64,9 @@ def test_minibatches_without_samples_are_left_to_the_package():
 @torch._dynamo.config.patch(disable=True)  # so that nothing is compiled here
 def test_compiled_models_are_captured_uncompiled(monkeypatch):
     """`torch_compile_mode` compiles what acts; of it, the update takes the modules themselves."""
+    allow_captures(monkeypatch)
     stock, ours = make_runner("PPO"), make_runner(OURS)
-    graphs = use_graphs(monkeypatch, ours)
+    graphs = ours.alg._rl_triton.step.graphs
     for runner in (stock, ours):
         runner.alg.compile("default")
         assert runner.alg.actor is not runner.alg._raw_actor
@@ -160,14 +85,11 @@ def test_compiled_models_are_captured_uncompiled(monkeypatch):
     ],
 )
 def test_what_is_not_served_updates_as_stock(change, reason):
-    runner = make(OURS, "gru")
+    runner = make_runner(OURS, "gru")
     assert not runner.alg.obstacle
     change(runner.alg)
     runner.alg.describe()
     assert runner.alg.obstacle.startswith(reason)
-
-
-# -- users' own methods ------------------------------------------------------------------------------------------
 
 
 def assert_same_training(change=lambda alg: None, classes=("PPO", TritonPPO), **network):
@@ -276,14 +198,11 @@ def replace(model):
     return alg.actor if model.distribution else alg.critic
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["eager", "captured"])
 @pytest.mark.parametrize("name", ["actor", "critic"])
 @pytest.mark.parametrize("change", [Around, Narrow, NoModule, replace])
-def test_models_that_take_the_place_of_others(change, name, captured, monkeypatch):
+def test_models_that_take_the_place_of_others(change, name, captured):
     """Between updates, around them or with an optimizer of their own; a graph of the former ones is given up."""
     runners = [make_runner(class_name) for class_name in ("PPO", TritonPPO)]
-    if captured:
-        use_graphs(monkeypatch, runners[1])
     for runner in runners:
         train(runner, 1)
         alg = runner.alg

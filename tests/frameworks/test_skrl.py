@@ -92,17 +92,10 @@ def test_names_of_users_are_free(agent_class):
     assert kind.describe is own.describe and kind.recapture is None
 
 
-METHODS = [
-    "act",
-    "record_transition",
-    "pre_interaction",
-    "post_interaction",
-    "_empty_preprocessor",
-    "enable_training_mode",
-]
+METHODS = ["act", "record_transition", "pre_interaction", "post_interaction", "_empty_preprocessor"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [*METHODS, "enable_training_mode"])
 def test_methods_of_users(name, tmp_path, monkeypatch):
     """An update is skrl's code, which calls them; so is that of an agent that the runner derives from a user's."""
     find_component, own = Runner._component, derive(PPO, name)
@@ -115,15 +108,14 @@ def test_methods_of_users(name, tmp_path, monkeypatch):
             torch.testing.assert_close(x, want[key], rtol=1e-4, atol=2e-6)
 
 
-@pytest.mark.parametrize("agent_class", [PPO_RNN, RPO_RNN])
-def test_recurrent_agents_are_refused(agent_class):
-    with pytest.raises(TypeError, match="count the value after a time limit twice"):
-        make_triton_class(agent_class)
+RECURRENT, OTHER = "count the value after a time limit twice", "expected an agent of skrl that computes advantages"
 
 
-@pytest.mark.parametrize("agent_class", [SAC, int])
-def test_other_agents_are_refused(agent_class):
-    with pytest.raises(TypeError, match="expected an agent of skrl that computes advantages"):
+@pytest.mark.parametrize(
+    ("agent_class", "message"), [(PPO_RNN, RECURRENT), (RPO_RNN, RECURRENT), (SAC, OTHER), (int, OTHER)]
+)
+def test_recurrent_and_other_agents_are_refused(agent_class, message):
+    with pytest.raises(TypeError, match=message):
         make_triton_class(agent_class)
 
 

@@ -118,8 +118,6 @@ def test_too_few_valid_tokens_raise_as_in_verl(count):
         adapter.compute_gae_advantage_return(rewards, values, mask, 1.0, 0.95)
 
 
-# -- the policy loss --------------------------------------------------------------------------------------------------
-
 AGGREGATIONS = [
     "token-mean",
     *([] if OLD else ["token-sum"]),
@@ -216,9 +214,6 @@ def test_the_loss_takes_masks_of_numbers(dtype):
     assert got[1] == pytest.approx(expected[1], rel=1e-7)  # verl counts in float32
 
 
-# -- log-probabilities from logits -------------------------------------------------------------------------------------
-
-
 def make_logits(dtype=torch.float64):
     """Logits that are not a leaf, and that leaf."""
     generator = torch.Generator().manual_seed(3)
@@ -254,9 +249,6 @@ def test_the_gradient_takes_the_memory_of_logits_that_are_given_up():
     leaf = before.requires_grad_()
     adapter.logprobs_from_logits(leaf, labels).sum().backward()  # as verl's function takes it
     assert leaf.grad is not None
-
-
-# -- where verl calls them --------------------------------------------------------------------------------------------
 
 
 def extract_function(name, path, names):
@@ -352,9 +344,6 @@ def test_a_policy_loss_of_the_same_name_is_not_overwritten(monkeypatch):
     assert core_algos.compute_gae_advantage_return is STOCK_GAE
 
 
-# -- other versions of verl -------------------------------------------------------------------------------------------
-
-
 def find_module(name):
     return torch_functional if name in adapter.TOKENS else core_algos
 
@@ -421,8 +410,6 @@ def test_a_version_in_which_all_differ_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match="core_algos.compute_gae_advantage_return has other results"):
         adapter.install()
 
-
-# -- bad arguments ----------------------------------------------------------------------------------------------------
 
 REWARDS, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.int64)
 
@@ -491,8 +478,6 @@ def test_switched_off_in_the_environment_it_is_stock(switched_off, caplog):
     assert "triton" not in core_algos.POLICY_LOSS_REGISTRY
     assert core_algos.get_policy_loss_fn("vanilla") is core_algos.compute_policy_loss_vanilla
 
-
-# -- how it is loaded -------------------------------------------------------------------------------------------------
 
 REPORT = """
 import verl

@@ -2,9 +2,12 @@
 
 import gc
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import ray
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
@@ -45,6 +48,9 @@ def small_impala(config_class, **kwargs):
         .env_runners(rollout_fragment_length=10)
         .reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=200)
     )
+
+
+SMALL = {"PPO": small_ppo, "IMPALA": partial(small_impala, IMPALAConfig), "APPO": partial(small_impala, APPOConfig)}
 
 
 def the_piece(learner):

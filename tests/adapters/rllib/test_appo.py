@@ -1,7 +1,5 @@
 """Updates of APPO's learner with the fused loss: RLlib's weights and metrics."""
 
-import gymnasium as gym
-import numpy as np
 import pytest
 import torch
 
@@ -11,35 +9,22 @@ from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from updates import POLICY, SPACES, assert_same_updates, build_learner, draw_episodes, flatten_metrics, update_learner
+from updates import (
+    POLICY,
+    assert_same_updates,
+    build_learner,
+    draw_episodes,
+    flatten_metrics,
+    make_config,
+    update_learner,
+)
 
 from rl_triton_adapters.rllib import enable_triton
 from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout
 
-OPTIONS = {
-    "train_batch_size_per_learner": 100,
-    "lr": 3e-3,
-    "vf_loss_coeff": 0.7,
-    "grad_clip": 0.5,
-    "clip_param": 0.2,
-    "circular_buffer_num_batches": 1,
-    "circular_buffer_iterations_per_batch": 1,
-    "target_network_update_freq": 2,
-}
-"""The target network lags one or two updates."""
 FAR = {"updates": 5, "spread": 1.0}
 """Some updates on the experience of a policy so far away that importance ratios are clipped, above and below."""
 LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=4, max_seq_len=7)
-
-
-def make_config(space, model=None, **options):
-    """A config of a small learner; the last row of its batches is padded."""
-    config = APPOConfig().environment(
-        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
-    )
-    config.rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[8]))
-    config.env_runners(rollout_fragment_length=8)
-    return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
 
 
 @pytest.mark.parametrize(
@@ -54,7 +39,7 @@ def make_config(space, model=None, **options):
     ids=["categorical-schedules", "gaussian-kl", "several-categorical-minibatches", "lstm", "gaussian-thresholds"],
 )
 def test_updates_are_those_of_rllib(space, options):
-    config = make_config(space, **options)
+    config = make_config(space, "APPO", **options)
     stock = update_learner(config, space, learner=build_learner(config), **FAR)
     learner = build_learner(enable_triton(config))
     assert "; the fused loss of default_policy; " in learner.describe()
@@ -66,7 +51,7 @@ def test_updates_are_those_of_rllib(space, options):
 
 
 def test_modules_have_losses_and_coefficients_of_their_own():
-    config = make_config("gaussian", use_kl_loss=True, kl_target=1e-4)
+    config = make_config("gaussian", "APPO", use_kl_loss=True, kl_target=1e-4)
     single = build_learner(config)
     batches = {}
     for seed, name in enumerate("ab"):

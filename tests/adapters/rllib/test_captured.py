@@ -12,7 +12,6 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import updates
-from gpu_checks import GPU
 from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -26,16 +25,18 @@ from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTo
 from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from recorded_graphs import allow_captures
 from small import assert_same_training, running_ray, small_ppo, train_algorithm
-from test_updates import OwnModule, make_config, own_loss
+from test_updates import OwnModule
 from updates import (
     POLICY,
     SPACES,
     TOLERANCE,
     assert_same_updates,
+    assert_updates_of_rllib,
     build_learner,
     describe_captures,
     draw_episodes,
-    own_metrics,
+    make_config,
+    own_loss,
     update_learner,
 )
 
@@ -52,7 +53,6 @@ def build_captured(config, device, monkeypatch):
     return learner
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("space", "options"),
     [
@@ -98,12 +98,9 @@ def own_optimizer(learner_class, kind, **named):
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
-    config = make_config("categorical", lr=1e-3)
-    stock = update_learner(config.copy().learners(learner_class=own_optimizer(PPOTorchLearner, kind)), "categorical")
-    learner = build_captured(
-        config.learners(learner_class=own_optimizer(TritonPPOTorchLearner, kind)), "cpu", monkeypatch
-    )
-    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    allow_captures(monkeypatch)
+    kinds = own_optimizer(PPOTorchLearner, kind), own_optimizer(TritonPPOTorchLearner, kind)
+    learner = assert_updates_of_rllib(make_config("categorical", lr=1e-3), "categorical", kinds)
     assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
 
 
@@ -156,7 +153,6 @@ def count_minibatches(self, batch, method):
     self.metrics.log_value((POLICY, "minibatches"), len(batch), reduce="sum")
 
 
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize(
     ("change", "is_capturable"),
     [
@@ -171,13 +167,10 @@ def count_minibatches(self, batch, method):
     ],
     ids=["optimizer", "clip", "critic", "gradients", "no optimizers", "learning rate", "minibatches", "off-policyness"],
 )
-def test_what_a_learner_of_ones_own_does_is_followed(change, is_capturable, captured, monkeypatch):
+def test_what_a_learner_of_ones_own_does_is_followed(change, is_capturable, captured):
     config = make_config("categorical", clip_param=0.1, lr=1e-2)
-    stock = update_learner(config.copy().learners(learner_class=change(PPOTorchLearner)), "categorical", 4)
-    if captured:
-        allow_captures(monkeypatch, "cpu")
-    learner = build_learner(enable_triton(config.copy().learners(learner_class=change(TritonPPOTorchLearner))))
-    assert_same_updates(stock, update_learner(config, "categorical", 4, learner), rtol=1e-3, atol=1e-4)
+    kinds = change(PPOTorchLearner), change(TritonPPOTorchLearner)
+    learner = assert_updates_of_rllib(config, "categorical", kinds, count=4, rtol=1e-3, atol=1e-4)
     assert bool(learner.triton_update.find_step().captured) == (captured and is_capturable)
 
 
@@ -190,18 +183,7 @@ def test_actions_may_have_another_dtype(space, dtype, monkeypatch):
         return episodes
 
     monkeypatch.setattr(updates, "draw_episodes", draw)
-    config = make_config(space)
-    stock, ours = (update_learner(x, space) for x in (config, enable_triton(config.copy())))
-    assert_same_updates(stock, ours)
-
-
-def test_a_learner_that_reads_metrics_finds_them(monkeypatch):
-    """Where RLlib logs them: before the learner's own `after_gradient_based_update`."""
-    config = make_config("categorical")
-    stock = update_learner(config.copy().learners(learner_class=own_metrics(PPOTorchLearner)), "categorical")
-    learner = build_captured(config.learners(learner_class=own_metrics(TritonPPOTorchLearner)), "cpu", monkeypatch)
-    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert learner.triton_update.find_step().captured
+    assert_updates_of_rllib(make_config(space), space)
 
 
 def test_coefficients_are_inputs(monkeypatch):
@@ -370,10 +352,9 @@ def test_metrics_of_an_update_whose_capture_fails(monkeypatch):
     """They are those of its last minibatch, and so is what RLlib computes the next KL coefficient from."""
     config = make_config("gaussian", entropy_coeff=0.02, kl_coeff=1.0, kl_target=0.25, lr=1e-2)
     config.rl_module(rl_module_spec=RLModuleSpec(module_class=ReadsItsOutputs))
-    stock, learner = update_learner(config, "gaussian"), build_captured(config, "cpu", monkeypatch)
+    allow_captures(monkeypatch)
     with pytest.warns(RuntimeWarning, match="runs eagerly"):
-        ours = update_learner(config, "gaussian", learner=learner)
-    assert_same_updates(stock, ours)
+        assert_updates_of_rllib(config, "gaussian")
 
 
 class World(TorchRLModule, SelfSupervisedLossAPI):
@@ -481,9 +462,6 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
     if "Own" not in reason:
         assert_same_updates(*updates)
     assert learner.triton_update.find_step().captured == {}
-
-
-# --- Several learners -------------------------------------------------------------------------------------------------
 
 
 AVERAGED = 2

@@ -5,124 +5,92 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("ray.rllib")
 
-from gpu_checks import GPU
-from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
-from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import running_ray, small, train_algorithm
-from test_appo import make_config as make_appo
-from test_updates import make_config
 from updates import (
+    CONFIGS,
+    KINDS,
     POLICY,
-    SPACES,
+    WITH_VTRACE,
     assert_same_updates,
+    assert_updates_of_rllib,
     build_learner,
     describe_captures,
     draw_episodes,
+    make_config,
     own_metrics,
     update_learner,
 )
 
-from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, enable_triton
+from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton
 
-LEARNERS = {
-    "impala": (IMPALATorchLearner, TritonIMPALATorchLearner),
-    "appo": (APPOTorchLearner, TritonAPPOTorchLearner),
-}
 LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)
 """Of the episodes of several updates, and again those of the first."""
 SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1e-3]]}
 
 
-def make_impala(space, **options):
-    """A config of a small learner; the last row of its batches is padded."""
-    config = IMPALAConfig().environment(
-        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
-    )
-    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8])).env_runners(rollout_fragment_length=8)
-    given = {"train_batch_size_per_learner": 100, "grad_clip": 0.5, **options}
-    return config.learners(num_learners=0).training(**given).debugging(seed=0)
-
-
-MAKE = {"impala": make_impala, "appo": make_appo}
-
-
-def update_often(config, space, learner):
+def update_often(config, space, count, learner):
     """The metrics of each update, the last weights and a number, of batches of several sizes."""
-    found = [update_learner(config, space, learner=learner, lengths=lengths, spread=1.0) for lengths in LENGTHS]
+    found = [update_learner(config, space, count, learner, lengths=lengths, spread=1.0) for lengths in LENGTHS]
     return [metrics for updates, *_ in found for metrics in updates], *found[-1][1:]
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize(
     ("name", "space", "options"),
     [
-        ("impala", "categorical", SCHEDULES),
-        ("impala", "gaussian", {"grad_clip_by": "norm"}),
-        ("appo", "categorical", SCHEDULES),
-        ("appo", "gaussian", {"use_kl_loss": True, "kl_coeff": 1.0, "kl_target": 1e-4, "tau": 0.5}),
+        ("IMPALA", "categorical", SCHEDULES),
+        ("IMPALA", "gaussian", {"grad_clip_by": "norm"}),
+        ("APPO", "categorical", SCHEDULES),
+        ("APPO", "gaussian", {"use_kl_loss": True, "kl_coeff": 1.0, "kl_target": 1e-4, "tau": 0.5}),
     ],
     ids=["impala-schedules", "impala-gaussian", "appo-schedules", "appo-kl"],
 )
 def test_updates_are_those_of_rllib(name, space, options, device, monkeypatch):
     allow_captures(monkeypatch, device)
-    config = MAKE[name](space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
-    stock = update_often(config, space, build_learner(config))
-    learner = build_learner(enable_triton(config))
-    assert learner.describe().endswith("; updates are captured")
-    assert_same_updates(stock, update_often(config, space, learner), **({} if device == "cpu" else {"rtol": 1e-2}))
+    config = make_config(space, name, **options).learners(num_gpus_per_learner=int(device == "cuda"))
+    tolerance = {} if device == "cpu" else {"rtol": 1e-2}
+    learner = assert_updates_of_rllib(config, space, says="; updates are captured", update=update_often, **tolerance)
     step = learner.triton_update.find_step()
     assert len(step.captured) == 2 and step.reason == ""
     assert learner._used_estimator
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_learner_that_reads_metrics_finds_them(name, monkeypatch):
+    """Where RLlib logs them: before the learner's own `after_gradient_based_update`."""
     allow_captures(monkeypatch)
-    config, (stock_class, ours) = MAKE[name]("categorical"), LEARNERS[name]
-    stock = update_often(
-        config, "categorical", build_learner(config.copy().learners(learner_class=own_metrics(stock_class)))
-    )
-    learner = build_learner(enable_triton(config.learners(learner_class=own_metrics(ours))))
-    assert_same_updates(stock, update_often(config, "categorical", learner))
+    kinds, update = map(own_metrics, KINDS[name]), update_often if name in WITH_VTRACE else update_learner
+    learner = assert_updates_of_rllib(make_config("categorical", name), "categorical", kinds, update=update)
     assert learner.triton_update.find_step().captured
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_it_has_a_flag(name, monkeypatch):
     """Then V-Trace alone is ours."""
     allow_captures(monkeypatch)
-    config = MAKE[name]("categorical")
-    stock = update_often(config, "categorical", build_learner(config))
-    off = {"rl_triton_update": False}
-    learner = build_learner(enable_triton(config.copy()).learners(learner_config_dict=off))
-    assert "; RLlib's loss of default_policy (TorchCategorical); updates are those of RLlib: switched off" in (
-        learner.describe()
-    )
-    assert_same_updates(stock, update_often(config, "categorical", learner))
+    config = make_config("categorical", name).learners(learner_config_dict={"rl_triton_update": False})
+    says = "; RLlib's loss of default_policy (TorchCategorical); updates are those of RLlib: switched off"
+    learner = assert_updates_of_rllib(config, "categorical", says=says, update=update_often)
     assert not learner.triton_update.find_step().captured and learner._used_estimator
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_several_learners_are_not_captured(name, monkeypatch):
     """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
     allow_captures(monkeypatch)
-    learner = build_learner(enable_triton(MAKE[name]("categorical")))
+    learner = build_learner(enable_triton(make_config("categorical", name)))
     assert learner.triton_update.find_obstacles() == ("", "")
     learner.config = learner.config.copy(copy_frozen=False).learners(num_learners=2)
     assert learner.triton_update.find_obstacles()[0] == "several learners have batches of different shapes"
@@ -151,7 +119,7 @@ class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
 )
 def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     allow_captures(monkeypatch)
-    config = make_impala("categorical")
+    config = make_config("categorical", "IMPALA")
     if reason.startswith("Halved"):
         config.learners(learner_class=BehindOurs)
     else:
@@ -161,15 +129,13 @@ def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
     update_learner(config, "categorical", learner=learner)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_a_vtrace_in_the_place_of_rllibs_counts(name, monkeypatch):
-    module, config = sys.modules[LEARNERS[name][0].__module__], MAKE[name]("categorical")
+    module = sys.modules[KINDS[name][0].__module__]
     stock = module.vtrace_torch
     monkeypatch.setattr(module, "vtrace_torch", lambda **kwargs: tuple(2 * x for x in stock(**kwargs)))
-    want = update_learner(config, "categorical")
-    learner = build_learner(enable_triton(config))
-    assert f"computes V-Trace with {module.__name__}.vtrace_torch is " in learner.describe()
-    assert_same_updates(want, update_learner(config, "categorical", learner=learner))
+    says = f"computes V-Trace with {module.__name__}.vtrace_torch is "
+    learner = assert_updates_of_rllib(make_config("categorical", name), "categorical", says=says)
     assert not learner._used_estimator
 
 
@@ -181,25 +147,23 @@ class NeverActs(DefaultPPOTorchRLModule):
 
 
 def test_a_module_may_have_no_distribution_for_acting():
-    config = make_impala("categorical").rl_module(rl_module_spec=RLModuleSpec(module_class=NeverActs))
-    want = update_learner(config, "categorical")
-    assert_same_updates(want, update_learner(config, "categorical", learner=build_learner(enable_triton(config))))
+    spec = RLModuleSpec(module_class=NeverActs)
+    assert_updates_of_rllib(make_config("categorical", "IMPALA").rl_module(rl_module_spec=spec), "categorical")
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_columns_that_are_no_tensors(name, monkeypatch):
     """RLlib leaves objects and text as they are; a step with them is made without a graph, and a warning says so."""
     allow_captures(monkeypatch)
     weights = []
-    for config in (MAKE[name]("categorical"), enable_triton(MAKE[name]("categorical"))):
+    for config in (make_config("categorical", name), enable_triton(make_config("categorical", name))):
         learner = build_learner(config)
         episodes = draw_episodes("categorical")
         batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
         columns = dict(batch[POLICY])
         named = columns | {"infos": np.array([{}] * len(columns["rewards"]), dtype=object)}
-        is_ours = isinstance(learner, TritonIMPALATorchLearner | TritonAPPOTorchLearner)
         warning = pytest.warns(RuntimeWarning, match="columns that are no tensors: infos")
-        with warning if is_ours else nullcontext():
+        with warning if isinstance(learner, KINDS[name][1]) else nullcontext():
             for x in (columns, named, columns):
                 Learner.update(learner, batch=MultiAgentBatch({POLICY: SampleBatch(dict(x))}, 99), timesteps={})
         weights.append(([], learner.module[POLICY].get_state(), None))
@@ -207,11 +171,10 @@ def test_columns_that_are_no_tensors(name, monkeypatch):
     assert len(learner.triton_update.find_step().captured) == 1
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_losses_outlast_the_next_update(device, monkeypatch):
     """RLlib keeps them until it reduces its metrics, after other updates, whose graphs share the memory."""
     allow_captures(monkeypatch, device)
-    config = make_impala("categorical").learners(num_gpus_per_learner=int(device == "cuda"))
+    config = make_config("categorical", "IMPALA").learners(num_gpus_per_learner=int(device == "cuda"))
     learner, losses, numbers = build_learner(enable_triton(config)), [], []
     for seed in range(3):
         given = {"rl_module": learner.module, "batch": {}, "episodes": draw_episodes("categorical", seed=seed)}
@@ -226,7 +189,7 @@ def test_losses_outlast_the_next_update(device, monkeypatch):
 def test_a_state_is_set_after_a_capture(monkeypatch):
     """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
     allow_captures(monkeypatch)
-    config = make_impala("categorical")
+    config = make_config("categorical", "IMPALA")
     learner = build_learner(enable_triton(config))
     saved, step, answers = learner.get_state(), learner.triton_update.find_step(), []
     saved["rl_module"][POLICY] = {name: weight + 1 for name, weight in saved["rl_module"][POLICY].items()}
@@ -248,10 +211,10 @@ def test_a_state_is_set_after_a_capture(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_learners", [0, 1])
-@pytest.mark.parametrize("config_class", [IMPALAConfig, APPOConfig])
-def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ray):
+@pytest.mark.parametrize("name", WITH_VTRACE)
+def test_training_on_a_gpu_replays_graphs(name, num_learners, private_ray):
     """In the learner's thread, while others load batches onto the device and log."""
-    config = small(config_class(), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
+    config = small(CONFIGS[name](), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
     config.learners(num_gpus_per_learner=1).env_runners(rollout_fragment_length=20)
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=4_000)
     with running_ray(num_cpus=4, num_gpus=1):
@@ -261,12 +224,10 @@ def test_training_on_a_gpu_replays_graphs(config_class, num_learners, private_ra
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())
 
 
-@pytest.mark.parametrize("make", [make_config, make_appo])
-@pytest.mark.parametrize("captures", [False, True])
-def test_updates_are_compared_and_training_is_the_same(captures, make, monkeypatch, capsys):
-    config = enable_triton(make("categorical"))
-    if captures:
-        allow_captures(monkeypatch)
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("name", ["PPO", "APPO"])
+def test_updates_are_compared_and_training_is_the_same(name, monkeypatch, capsys):
+    config = enable_triton(make_config("categorical", name))
     plain = update_learner(config, "categorical", 3)
     monkeypatch.setenv("RL_TRITON_CHECK", "2")
     assert_same_updates(plain, update_learner(config, "categorical", 3), rtol=0, atol=0)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,26 +12,19 @@ pytest.importorskip("ray.rllib")
 
 import ray
 from ray.rllib.algorithms.algorithm import Algorithm
-from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation
-from small import flags_of_piece, flags_of_vtrace, of_learners, small_impala, small_ppo, stopping, the_piece
+from small import SMALL, flags_of_piece, flags_of_vtrace, of_learners, small_ppo, stopping, the_piece
 
 from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, enable_triton
-
-CHECKPOINTED = {
-    "PPO": (small_ppo, flags_of_piece, {"masked_statistics": True, "backend": "reference"}),
-    "IMPALA": (partial(small_impala, IMPALAConfig), flags_of_vtrace, {"backend": "reference"}),
-    "APPO": (partial(small_impala, APPOConfig), flags_of_vtrace, {"backend": "reference"}),
-}
 
 
 @pytest.mark.parametrize(("name", "num_learners"), [("PPO", 1), ("IMPALA", 0), ("APPO", 0)])
 def test_a_restored_checkpoint_keeps_what_was_replaced(name, num_learners, small_ray, tmp_path):
     """Remote learners die first: others start in their place."""
-    make, ask, flags = CHECKPOINTED[name]
-    with stopping(enable_triton(make(num_learners=num_learners), **flags).build_algo()) as algorithm:
+    ask = flags_of_piece if name == "PPO" else flags_of_vtrace
+    flags = {"backend": "reference"} | ({"masked_statistics": True} if name == "PPO" else {})
+    with stopping(enable_triton(SMALL[name](num_learners=num_learners), **flags).build_algo()) as algorithm:
         algorithm.train()
         path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
         weights = algorithm.learner_group.get_weights()["default_policy"]

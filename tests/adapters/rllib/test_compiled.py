@@ -13,8 +13,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
 from test_captured import assert_same_states, make_agents_config, update_agents
-from test_updates import make_config
-from updates import POLICY, assert_same_updates, build_learner, count_calls, update_learner
+from updates import POLICY, assert_same_updates, build_learner, count_calls, make_config, update_learner
 
 from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss, update
@@ -51,15 +50,11 @@ SETTINGS = {
 }
 
 
-def make_perceptrons(space, model, options):
-    return make_config(space, **options).rl_module(model_config=DefaultModelConfig(**model))
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_many_updates_are_those_of_rllib(name, monkeypatch):
     """The last minibatch of each has the loss and the metrics of an update that is not compiled."""
     space, model, options = SETTINGS[name]
-    config = make_perceptrons(space, model, options)
+    config = make_config(space, model=DefaultModelConfig(**model), **options)
     stock = update_learner(config, space, NUM_UPDATES)
     learner = build_learner(enable_triton(config))
     assert learner.describe().endswith("updates are compiled")
@@ -79,7 +74,7 @@ def test_many_updates_are_those_of_rllib(name, monkeypatch):
 
 def test_checkpoints_go_both_ways_in_mid_training():
     space, model, options = SETTINGS["free-deviations-values"]
-    config = make_perceptrons(space, model, options)
+    config = make_config(space, model=DefaultModelConfig(**model), **options)
     stock, ours = build_learner(config), build_learner(enable_triton(config.copy(copy_frozen=False)))
     update_learner(config, space, 5, stock)
     update_learner(config, space, 5, ours)
@@ -92,8 +87,7 @@ def test_checkpoints_go_both_ways_in_mid_training():
 
 def test_gradients_that_are_not_finite_are_replaced_and_counted(caplog):
     """A slot's advantage is NaN: gradients of the actor are, those of the critic are not."""
-    config = make_config("categorical", grad_clip=0.5).rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8]))
-    results = []
+    config, results = make_config("categorical"), []
     for given in (config, enable_triton(config.copy(copy_frozen=False))):
         learner = build_learner(given)
         spoil_advantages(learner)

@@ -2,7 +2,6 @@
 
 import pickle
 import sys
-from functools import partial
 from types import FunctionType
 
 import pytest
@@ -11,9 +10,7 @@ pytest.importorskip("ray.rllib")
 
 import ray
 from ray import cloudpickle
-from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.appo.torch import appo_torch_learner
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
 from ray.rllib.algorithms.bc import BCConfig
 from ray.rllib.algorithms.dqn import DQNConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
@@ -23,10 +20,8 @@ from ray.rllib.algorithms.marwil import MARWILConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation, general_advantage_estimation
-from small import OFF, flags_of_piece, small_impala, small_ppo, stopping, the_piece
-from test_captured_batches import make_impala
-from test_updates import make_config
-from updates import build_learner, update_learner
+from small import OFF, SMALL, flags_of_piece, small_impala, small_ppo, stopping, the_piece
+from updates import CONFIGS, KINDS, build_learner, make_config, update_learner
 
 from rl_triton_adapters.rllib import (
     TritonGeneralAdvantageEstimation,
@@ -62,10 +57,9 @@ def test_the_connector_takes_what_the_config_says():
     assert (piece.gamma, piece.lambda_, piece.masked_statistics, piece.backend) == (0.5, 0.25, True, "reference")
 
 
-@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
-def test_a_backend_that_cannot_run_is_refused_when_the_learner_is_built(config_class, monkeypatch):
+@pytest.mark.parametrize("small_config", SMALL.values(), ids=SMALL)
+def test_a_backend_that_cannot_run_is_refused_when_the_learner_is_built(small_config, monkeypatch):
     """And not in the loss: an error there would end IMPALA's learner thread, and the algorithm would wait for it."""
-    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
     with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference"):
         enable_triton(small_config(), backend="nope")
     monkeypatch.setattr(
@@ -90,7 +84,7 @@ def test_the_config_is_changed_in_place_and_flags_that_were_set_before_stay():
     assert off.learner_config_dict == {**DEFAULTS, **OFF, "rl_triton_backend": "cpu"}
 
 
-@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
+@pytest.mark.parametrize("small_config", SMALL.values(), ids=SMALL)
 @pytest.mark.parametrize(
     ("flag", "error", "message"),
     [
@@ -105,8 +99,7 @@ def test_the_config_is_changed_in_place_and_flags_that_were_set_before_stay():
         ({"rl_triton_backend": "nope"}, ValueError, "backend: got 'nope', expected one of triton, cpu, reference"),
     ],
 )
-def test_a_flag_that_is_none_is_refused_whenever_it_is_set(config_class, flag, error, message):
-    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+def test_a_flag_that_is_none_is_refused_whenever_it_is_set(small_config, flag, error, message):
     config = small_config().learners(learner_config_dict=flag)
     with pytest.raises(error, match=message):
         enable_triton(config)
@@ -117,12 +110,12 @@ def test_a_flag_that_is_none_is_refused_whenever_it_is_set(config_class, flag, e
 
 @pytest.mark.parametrize(("flag", "who"), [(True, "rl_triton_core, backend reference"), (False, "RLlib")])
 @pytest.mark.parametrize(
-    ("make", "what"), [(make_config, "PPOTorchLearner computes advantages"), (make_impala, "computes V-Trace")]
+    ("name", "what"), [("PPO", "PPOTorchLearner computes advantages"), ("IMPALA", "computes V-Trace")]
 )
-def test_a_learner_says_in_one_line_what_it_computes_with(make, what, flag, who, caplog):
+def test_a_learner_says_in_one_line_what_it_computes_with(name, what, flag, who, caplog):
     """Before its first update, since a class of the user's may change it after ours has built it."""
-    config = enable_triton(make("categorical"), backend="reference").learners(learner_config_dict={"rl_triton": flag})
-    learner = build_learner(config)
+    config = enable_triton(make_config("categorical", name), backend="reference")
+    learner = build_learner(config.learners(learner_config_dict={"rl_triton": flag}))
     with caplog.at_level("INFO", logger="ray.rllib.rl_triton"):
         update_learner(config, "categorical", learner=learner)
     assert [record.message for record in caplog.records if record.name == "ray.rllib.rl_triton"] == [learner.describe()]
@@ -252,9 +245,7 @@ REFUSED = [
     *((config, TypeError, NO_CONFIG) for config in (None, {}, PPOConfig)),
     *((config, TypeError, f"which has nothing to replace, {NO_CONFIG}") for config in (DQNConfig(), BCConfig())),
     (MARWILConfig(), TypeError, "got MARWILConfig .* Leave the call out; for MARWIL, see docs/rllib.md"),
-    (with_learner(PPOConfig(), PPOTorchLearner), TypeError, f"{NOT_OURS} TritonPPOTorchLearner"),
-    (with_learner(IMPALAConfig(), IMPALATorchLearner), TypeError, f"{NOT_OURS} TritonIMPALATorchLearner"),
-    (with_learner(APPOConfig(), APPOTorchLearner), TypeError, f"{NOT_OURS} TritonAPPOTorchLearner"),
+    *((with_learner(CONFIGS[x](), KINDS[x][0]), TypeError, f"{NOT_OURS} Triton{x}TorchLearner") for x in CONFIGS),
     (PPOConfig().api_stack(**OLD_STACK), ValueError, "expected the new API stack"),
 ]
 

@@ -125,11 +125,11 @@ def own_method(runner, monkeypatch):
     piece._get_actions = lambda batch, *rest: (batch["action_dist_inputs"].mul_(2), stock(batch, *rest))
 
 
-def other_class(runner, monkeypatch):
-    runner._module_to_env.connectors[0].__class__ = Filtered
-
-
-@pytest.mark.parametrize("change", [double_actions, own_method, other_class])
+@pytest.mark.parametrize(
+    "change",
+    [double_actions, own_method, lambda runner, _: setattr(runner._module_to_env.connectors[0], "__class__", Filtered)],
+    ids=["double_actions", "own_method", "other_class"],
+)
 def test_what_is_replaced_between_samples_runs(change, monkeypatch):
     """And RLlib's connectors make all steps, with the reason."""
     runners = make_runners(env="Pendulum-v1")

@@ -10,9 +10,7 @@ from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from recorded_graphs import allow_captures
-from test_captured_batches import LEARNERS, MAKE
-from test_updates import make_config
-from updates import assert_same_updates, build_learner, draw_episodes, update_learner
+from updates import KINDS, WITH_VTRACE, assert_same_updates, build_learner, draw_episodes, make_config, update_learner
 
 from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
@@ -47,11 +45,9 @@ def assert_nothing_is_replaced(learner):
     assert not any(map(is_fused, learner._named_optimizers.values())) or learner.triton_update.captured.is_captured
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("way", WAYS)
-def test_an_update_that_fails(way, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_an_update_that_fails(way):
     config, found, kept = make_config("categorical"), [], []
     for base in (PPOTorchLearner, TritonPPOTorchLearner):
         name, error = WAYS[way]
@@ -104,12 +100,11 @@ def test_an_iterator_that_is_closed():
     assert_nothing_is_replaced(learner)
 
 
-@pytest.mark.parametrize("name", MAKE)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_an_update_that_fails_in_a_thread(name, small_ray):
     """RLlib waits for its thread for good; ours raises what was raised there, and goes on with the next update."""
-    base = LEARNERS[name][1]
-    config = MAKE[name]("categorical").learners(learner_class=fail_once(base, "compute_losses", FloatingPointError))
-    learner = build_learner(enable_triton(config))
+    kind = fail_once(KINDS[name][1], "compute_losses", FloatingPointError)
+    learner = build_learner(enable_triton(make_config("categorical", name).learners(learner_class=kind)))
     learner.update(**make_data(0))
     with pytest.raises(FloatingPointError, match="a check of the user's"):
         learner.update(**make_data(1))

@@ -9,21 +9,16 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
-from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation
 from ray.tune.registry import get_trainable_cls, register_trainable
 from small import OFF, small_ppo, stopping, train_algorithm
-from test_captured_batches import make_impala
-from updates import build_learner
+from updates import KINDS, build_learner, make_config
 
 from rl_triton_adapters.rllib import (
-    TritonAPPOTorchLearner,
     TritonGeneralAdvantageEstimation,
-    TritonIMPALATorchLearner,
     TritonPPO,
     TritonPPOTorchLearner,
     check,
@@ -32,11 +27,6 @@ from rl_triton_adapters.rllib import (
 )
 from rl_triton_adapters.rllib.algorithms import FlaggedPPO, add_names
 
-LEARNERS = {
-    "PPO": (PPOTorchLearner, TritonPPOTorchLearner),
-    "IMPALA": (IMPALATorchLearner, TritonIMPALATorchLearner),
-    "APPO": (APPOTorchLearner, TritonAPPOTorchLearner),
-}
 SMALL = {"env": "CartPole-v1", "num_env_runners": 0, "num_learners": 0, "_model_config": {"fcnet_hiddens": [16]}}
 
 
@@ -46,9 +36,9 @@ def find_learner(name, config):
         return type(learner), getattr(learner, "uses_triton", False)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_dict_has_names_of_ours_and_a_flag_under_rllibs(name, small_ray):
-    stock, ours = LEARNERS[name]
+    stock, ours = KINDS[name]
     assert find_learner(f"Triton{name}", {**SMALL}) == (ours, True)
     assert find_learner(name, {**SMALL, "learner_config_dict": {"rl_triton": True}}) == (ours, True)
     if name == "PPO":
@@ -102,9 +92,7 @@ def count(result):
     return result["learners"]["__all_modules__"]["rl_triton"]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# RL_TRITON=0 in the environment
-# ---------------------------------------------------------------------------------------------------------------------
+# --- RL_TRITON=0 in the environment -----------------------------------------------------------------------------------
 
 REASON = "RL_TRITON=0 in the environment"
 
@@ -122,7 +110,7 @@ def test_ppo_switched_off_is_stock(small_ray, switched_off):
 
 
 def test_vtrace_switched_off_is_rllibs(switched_off):
-    learner = build_learner(enable_triton(make_impala("categorical")))
+    learner = build_learner(enable_triton(make_config("categorical", "IMPALA")))
     assert not learner.uses_triton and "computes V-Trace with RLlib" in learner.describe()
     arguments = {**check.PER_STEP, "bootstrap_values": torch.tensor([7.0])}
     for got, want in zip(vtrace(**arguments, backend="cpu"), vtrace_torch(**arguments), strict=True):

@@ -10,8 +10,6 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
-from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
-from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -23,18 +21,19 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from recorded_graphs import allow_captures
 from small import small_ppo, stopping
-from test_appo import make_config as make_appo
-from test_captured_batches import make_impala
-from test_updates import make_config
-from updates import POLICY, assert_same_updates, build_learner, draw_episodes, own_loss, update_learner
-
-from rl_triton_adapters.rllib import (
-    TritonAPPOTorchLearner,
-    TritonGeneralAdvantageEstimation,
-    TritonIMPALATorchLearner,
-    TritonPPOTorchLearner,
-    enable_triton,
+from updates import (
+    KINDS,
+    POLICY,
+    assert_same_updates,
+    assert_updates_of_rllib,
+    build_learner,
+    draw_episodes,
+    make_config,
+    own_loss,
+    update_learner,
 )
+
+from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, TritonPPOTorchLearner, enable_triton
 
 NAME = "GeneralAdvantageEstimation"
 
@@ -205,8 +204,6 @@ def test_a_learner_with_advantages_of_its_own_may_train(small_ray, caplog):
     assert results["__all_modules__"]["rl_triton"] == 0
 
 
-# --- Coefficients that are plain numbers ------------------------------------------------------------------------------
-
 PLAIN = {"float": 0.3, "int": 2, "NumPy's float": np.float32(0.3), "tensor of an int": torch.tensor(2)}
 
 
@@ -232,21 +229,12 @@ def set_coefficients(learner_class, value):
 
 
 @pytest.mark.parametrize("value", PLAIN.values(), ids=PLAIN)
-@pytest.mark.parametrize(
-    ("make", "stock_class", "learner_class"),
-    [(make_config, PPOTorchLearner, TritonPPOTorchLearner), (make_appo, APPOTorchLearner, TritonAPPOTorchLearner)],
-    ids=["PPO", "APPO"],
-)
-def test_coefficients_may_be_plain_numbers(make, stock_class, learner_class, value, captured):
-    config, theirs = make("categorical", use_kl_loss=True), set_coefficients(stock_class, value)
-    stock = build_learner(config.copy().learners(learner_class=theirs))
-    mine = type("Mine", (theirs, learner_class), {})
-    ours = build_learner(enable_triton(config.copy().learners(learner_class=mine)))
-    assert_same_updates(*(update_learner(config, "categorical", 3, learner=learner) for learner in (stock, ours)))
+@pytest.mark.parametrize("name", ["PPO", "APPO"])
+def test_coefficients_may_be_plain_numbers(name, value, captured):
+    theirs = set_coefficients(KINDS[name][0], value)
+    kinds = theirs, type("Mine", (theirs, KINDS[name][1]), {})
+    ours = assert_updates_of_rllib(make_config("categorical", name, use_kl_loss=True), "categorical", kinds, count=3)
     assert bool(ours.triton_update.find_step().captured) == captured
-
-
-# --- What is gone around is RLlib's -----------------------------------------------------------------------------------
 
 
 class PushedUp:
@@ -257,25 +245,14 @@ class PushedUp:
 
 
 @pytest.mark.parametrize("in_front", [False, True])
-@pytest.mark.parametrize(
-    ("make", "stock_class", "learner_class"),
-    [
-        (make_config, PPOTorchLearner, TritonPPOTorchLearner),
-        (make_appo, APPOTorchLearner, TritonAPPOTorchLearner),
-        (make_impala, IMPALATorchLearner, TritonIMPALATorchLearner),
-    ],
-    ids=["PPO", "APPO", "IMPALA"],
-)
-def test_gradients_are_applied_as_a_mixed_class_does(make, stock_class, learner_class, in_front, monkeypatch):
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_are_applied_as_a_mixed_class_does(name, in_front, monkeypatch):
     """Wherever it stands."""
     allow_captures(monkeypatch)
-    config = make("categorical", grad_clip=0.5)
-    stock = type("Theirs", (PushedUp, stock_class), {})
-    behind = type("Behind", (PushedUp, stock_class), {})
-    mine = type("Mine", (PushedUp, learner_class) if in_front else (learner_class, behind), {})
-    learners = [build_learner(config.copy().learners(learner_class=stock))]
-    learners += [build_learner(enable_triton(config.copy().learners(learner_class=mine)))]
-    assert_same_updates(*(update_learner(config, "categorical", learner=learner) for learner in learners))
+    stock, ours = KINDS[name]
+    theirs, behind = (type(x, (PushedUp, stock), {}) for x in ("Theirs", "Behind"))
+    mine = type("Mine", (PushedUp, ours) if in_front else (ours, behind), {})
+    assert_updates_of_rllib(make_config("categorical", name), "categorical", (theirs, mine))
 
 
 @pytest.mark.parametrize("in_front", [False, True])
@@ -284,11 +261,9 @@ def test_a_loss_of_a_mixed_class_is_computed(theirs, in_front):
     """Wherever it stands, and be it one of RLlib's examples."""
     config = make_config("gaussian").learners(learner_config_dict={"regularizer_coeff": 0.1})
     mine = type("Mine", (theirs, TritonPPOTorchLearner) if in_front else (TritonPPOTorchLearner, theirs), {})
-    stock = build_learner(config.copy().learners(learner_class=theirs))
-    ours = build_learner(enable_triton(config.copy().learners(learner_class=mine)))
+    ours = assert_updates_of_rllib(config, "gaussian", (theirs, mine))
     own = rf"; {theirs.__name__} has its own compute_loss_for_module \(.*?\), which may call "
     assert re.search(own, ours.describe())
-    assert_same_updates(*(update_learner(config, "gaussian", learner=learner) for learner in (stock, ours)))
 
 
 class Itself(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
@@ -298,8 +273,8 @@ class Itself(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
         return fwd_out["action_dist_inputs"].square().mean()
 
 
-@pytest.mark.parametrize("make", [make_config, make_impala], ids=["PPO", "IMPALA"])
-def test_a_loss_of_the_module_is_described(make):
-    config = make("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=Itself))
+@pytest.mark.parametrize("name", ["PPO", "IMPALA"])
+def test_a_loss_of_the_module_is_described(name):
+    config = make_config("gaussian", name).rl_module(rl_module_spec=RLModuleSpec(module_class=Itself))
     learner = build_learner(enable_triton(config))
     assert "; the loss of the module default_policy (Itself); " in learner.describe()

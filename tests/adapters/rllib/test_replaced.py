@@ -13,16 +13,14 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 from recorded_graphs import allow_captures
-from test_captured_batches import MAKE
-from test_updates import make_config
-from updates import POLICY, assert_same_updates, build_learner, draw_episodes, flatten_metrics
+from updates import POLICY, assert_same_updates, build_learner, draw_episodes, flatten_metrics, make_config
 
 from rl_triton_adapters.rllib import enable_triton
 
 SIZES = {"minibatch_size": 60, "num_epochs": 1}
 ALL = os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
 """Otherwise each change is tried in one of the cases."""
-CASES = {"compiled": (make_config, SIZES), "captured": (make_config, SIZES), "captured appo": (MAKE["appo"], {})}
+CASES = {"compiled": ("PPO", SIZES), "captured": ("PPO", SIZES), "captured appo": ("APPO", {})}
 
 
 def list_things(learner):
@@ -44,10 +42,10 @@ def update(learner, columns, sizes):
 @pytest.mark.parametrize("case", CASES)
 def test_every_function_of_an_update(case, monkeypatch):
     """What it does is effected, and if it is a learner's, it is not called less often."""
-    make, sizes = CASES[case]
+    name, sizes = CASES[case]
     if case != "compiled":
         allow_captures(monkeypatch)
-    config, calls, alter_call = make("categorical"), Counter(), overrides.alter_call
+    config, calls, alter_call = make_config("categorical", name), Counter(), overrides.alter_call
 
     def alter_and_count(*args, **kwargs):
         calls[learner] += 1

@@ -1,7 +1,5 @@
 """Whole algorithms with our learners: the losses and weights of RLlib's own, and nothing compiled while they train."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 
@@ -10,7 +8,6 @@ pytest.importorskip("ray.rllib")
 from compilations import count_compilations
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -18,6 +15,7 @@ from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
 from small import (
     LOSSES,
     OFF,
+    SMALL,
     assert_same_training,
     flags_of_vtrace,
     name_of_piece,
@@ -66,9 +64,8 @@ def read_metric(results):
     return {float(result["__all_modules__"]["rl_triton"]) for result in results}
 
 
-@pytest.mark.parametrize("config_class", [PPOConfig, IMPALAConfig, APPOConfig])
-def test_a_metric_says_that_it_is_off(config_class, small_ray):
-    small_config = small_ppo if config_class is PPOConfig else partial(small_impala, config_class)
+@pytest.mark.parametrize("small_config", SMALL.values(), ids=SMALL)
+def test_a_metric_says_that_it_is_off(small_config, small_ray):
     results, _ = train_algorithm(enable_triton(small_config()).learners(learner_config_dict=OFF))
     assert read_metric(results) == {0.0}
 

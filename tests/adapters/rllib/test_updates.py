@@ -1,14 +1,10 @@
-"""Updates of learners with fused losses, fused optimizers and sliced minibatches: RLlib's weights and metrics.
-
-Learners alone; test_rllib.py has whole algorithms, several learners, several modules and checkpoints.
-"""
+"""Updates of learners alone, with fused losses and optimizers and sliced minibatches: RLlib's weights and metrics."""
 
 import copy
 import re
 import types
 from functools import partial
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -16,7 +12,6 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import ray
-from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
@@ -32,9 +27,11 @@ from updates import (
     TOLERANCE,
     OwnGaussian,
     assert_same_updates,
+    assert_updates_of_rllib,
     build_learner,
     count_calls,
     flatten_metrics,
+    make_config,
     own_loss,
     own_metrics,
     update_learner,
@@ -45,25 +42,6 @@ from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_f
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
 from rl_triton_adapters.rllib.minibatches import BatchCycle, can_slice_minibatches, slice_minibatches
 from rl_triton_adapters.rllib.update import clip_gradients_at_once
-
-OPTIONS = {
-    "train_batch_size_per_learner": 100,
-    "minibatch_size": 32,
-    "num_epochs": 3,
-    "lr": 3e-3,
-    "vf_clip_param": 1.5,
-    "vf_loss_coeff": 0.7,
-    "kl_coeff": 0.3,
-    "grad_clip": 0.5,
-}
-
-
-def make_config(space, **options):
-    config = PPOConfig().environment(
-        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
-    )
-    config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[8], vf_share_layers=True))
-    return config.learners(num_learners=0).training(**{**OPTIONS, **options}).debugging(seed=0)
 
 
 @pytest.mark.parametrize("on", [True, False])
@@ -84,10 +62,7 @@ class OwnModule(DefaultPPOTorchRLModule):
 
 def test_another_distribution_has_the_loss_of_rllib():
     config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
-    stock = update_learner(config, "gaussian")
-    learner = build_learner(enable_triton(config))
-    assert "; RLlib's loss of default_policy (OwnGaussian); " in learner.describe()
-    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
+    assert_updates_of_rllib(config, "gaussian", says="; RLlib's loss of default_policy (OwnGaussian); ")
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -137,20 +112,15 @@ def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update(
 def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():
     """Rows of a stateful module are padded: minibatches have different numbers of steps, and their mean is logged."""
     model = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=7)
-    config = make_config("gaussian").rl_module(model_config=model)
-    stock = update_learner(config, "gaussian")
-    ours = update_learner(config, "gaussian", learner=build_learner(enable_triton(config)))
-    assert_same_updates(stock, ours)
+    assert_updates_of_rllib(make_config("gaussian", model=model), "gaussian")
 
 
 @pytest.mark.parametrize("make_own", [own_loss, own_metrics])
 def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
-    config = make_config("gaussian")
-    stock = update_learner(config.copy().learners(learner_class=make_own(PPOTorchLearner)), "gaussian")
-    learner = build_learner(enable_triton(config.learners(learner_class=make_own(TritonPPOTorchLearner))))
+    kinds = make_own(PPOTorchLearner), make_own(TritonPPOTorchLearner)
+    learner = assert_updates_of_rllib(make_config("gaussian"), "gaussian", kinds)
     own = r"Own has its own compute_loss_for_module \(.*\), which may call " if make_own is own_loss else ""
     assert re.search(f"; {own}the fused loss of default_policy; ", learner.describe())
-    assert_same_updates(stock, update_learner(config, "gaussian", learner=learner))
 
 
 @pytest.mark.parametrize("make_own", [own_loss, own_metrics])
@@ -205,9 +175,6 @@ def test_several_categoricals_are_rllibs_own(kind, fused):
     assert loss.name_distribution(kind) in ("TorchMultiCategorical", "OwnSeveralCategoricals")
 
 
-# --- Minibatches ------------------------------------------------------------------------------------------------------
-
-
 def draw_minibatches(iterator_class, counts, **options):
     """All minibatches of batches of so many rows, and how far the random state has gone."""
     batches = {
@@ -254,9 +221,6 @@ def test_minibatches_are_copies_unless_they_may_be_shared(share):
 def test_other_columns_keep_the_iterator_of_rllib(column):
     batch = MultiAgentBatch({"a": SampleBatch({"row": torch.arange(4), "other": column})}, env_steps=4)
     assert not can_slice_minibatches(MiniBatchCyclicIterator(batch, minibatch_size=2))
-
-
-# --- Optimizers and gradients -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("skip", [False, True])

@@ -8,27 +8,16 @@ from hypothesis import strategies as st
 
 pytest.importorskip("ray.rllib")
 
-from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.impala.torch import impala_torch_learner
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import make_time_major, vtrace_torch
 from small import OFF, small_impala
-from test_captured_batches import make_impala
-from updates import assert_same_updates, build_learner, update_learner
+from updates import CONFIGS, KINDS, WITH_VTRACE, assert_updates_of_rllib, build_learner, make_config
 
-from rl_triton_adapters.rllib import (
-    TritonAPPOTorchLearner,
-    TritonIMPALATorchLearner,
-    enable_triton,
-    learners,
-    v_trace,
-    vtrace,
-)
+from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton, learners, v_trace, vtrace
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
-VTRACED = [(IMPALAConfig, TritonIMPALATorchLearner), (APPOConfig, TritonAPPOTorchLearner)]
 
 
 def random_vtrace(steps, rows, rng):
@@ -92,15 +81,15 @@ def loss_and_gradients(learner, batch):
     return loss, [parameter.grad for parameter in module.parameters() if parameter.grad is not None]
 
 
-@pytest.mark.parametrize(("config_class", "learner_class"), VTRACED)
+@pytest.mark.parametrize("name", WITH_VTRACE)
 @pytest.mark.parametrize("slots", [50, 55], ids=["whole", "padded"])
-def test_losses_are_those_of_rllib(config_class, learner_class, slots, monkeypatch):
-    calls = []
+def test_losses_are_those_of_rllib(name, slots, monkeypatch):
+    calls, config_class = [], CONFIGS[name]
     monkeypatch.setattr(learners, "vtrace", lambda **kwargs: calls.append(kwargs) or vtrace(**kwargs))
     stock = build_learner(small_impala(config_class))
     off = build_learner(enable_triton(small_impala(config_class)).learners(learner_config_dict=OFF))
     ours = build_learner(enable_triton(small_impala(config_class), backend="reference"))
-    assert type(ours) is type(off) is learner_class
+    assert type(ours) is type(off) is KINDS[name][1]
     batch = random_batch(slots, np.random.default_rng(0))
     calls.clear()
     want = loss_and_gradients(stock, batch)
@@ -150,13 +139,10 @@ def test_a_loss_of_ones_own_may_have_a_vtrace_of_its_own(in_front):
             return IMPALATorchLearner.compute_loss_for_module(self, **kwargs)
 
     bases = (Mine, TritonIMPALATorchLearner)
-    Further = type("Further", bases if in_front else bases[::-1], {})
-    config = make_impala("categorical")
-    stock = update_learner(config, "categorical")
-    learner = build_learner(enable_triton(config.copy().learners(learner_class=Further)))
+    kinds = IMPALATorchLearner, type("Further", bases if in_front else bases[::-1], {})
     asked = "where it is asked for: Mine has its own compute_loss_for_module ("
-    assert f"V-Trace with rl_triton_core, backend that of the device, {asked}" in learner.describe()
-    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    says = f"V-Trace with rl_triton_core, backend that of the device, {asked}"
+    learner = assert_updates_of_rllib(make_config("categorical", "IMPALA"), "categorical", kinds, says)
     assert not learner._used_estimator
 
 

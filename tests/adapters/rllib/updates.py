@@ -4,9 +4,23 @@ import gymnasium as gym
 import numpy as np
 import ray
 import torch
+from ray.rllib.algorithms.appo import APPOConfig
+from ray.rllib.algorithms.appo.torch.appo_torch_learner import APPOTorchLearner
+from ray.rllib.algorithms.impala import IMPALAConfig
+from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.ppo import PPOConfig
+from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian
 from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+
+from rl_triton_adapters.rllib import (
+    TritonAPPOTorchLearner,
+    TritonIMPALATorchLearner,
+    TritonPPOTorchLearner,
+    enable_triton,
+)
 
 POLICY = "default_policy"
 SPACES = {
@@ -18,8 +32,39 @@ TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 """Of float32 sums in another order, after a dozen steps of Adam."""
 
 
+KINDS = {
+    "PPO": (PPOTorchLearner, TritonPPOTorchLearner),
+    "IMPALA": (IMPALATorchLearner, TritonIMPALATorchLearner),
+    "APPO": (APPOTorchLearner, TritonAPPOTorchLearner),
+}
+WITH_VTRACE = ("IMPALA", "APPO")
+CONFIGS = {"PPO": PPOConfig, "IMPALA": IMPALAConfig, "APPO": APPOConfig}
+OPTIONS = {
+    "PPO": {
+        **{"train_batch_size_per_learner": 100, "minibatch_size": 32, "num_epochs": 3, "lr": 3e-3},
+        **{"vf_clip_param": 1.5, "vf_loss_coeff": 0.7, "kl_coeff": 0.3, "grad_clip": 0.5},
+    },
+    "IMPALA": {"train_batch_size_per_learner": 100, "grad_clip": 0.5},
+    "APPO": {
+        **{"train_batch_size_per_learner": 100, "lr": 3e-3, "vf_loss_coeff": 0.7, "grad_clip": 0.5, "clip_param": 0.2},
+        **{"circular_buffer_num_batches": 1, "circular_buffer_iterations_per_batch": 1},
+        "target_network_update_freq": 2,
+    },
+}
+"""APPO's target network lags one or two updates."""
 LEARNERS = []
 """Their threads end with the test."""
+
+
+def make_config(space, name="PPO", model=None, **options):
+    """A config of a small learner. With V-Trace, the last row of its batches is padded."""
+    config = CONFIGS[name]().environment(
+        observation_space=gym.spaces.Box(-np.inf, np.inf, (4,)), action_space=SPACES[space]
+    )
+    config.rl_module(model_config=model or DefaultModelConfig(fcnet_hiddens=[8]))
+    if name in WITH_VTRACE:
+        config.env_runners(rollout_fragment_length=8)
+    return config.learners(num_learners=0).training(**{**OPTIONS[name], **options}).debugging(seed=0)
 
 
 def build_learner(config):
@@ -80,6 +125,17 @@ def update_learner(config, space, updates=2, learner=None, **options):
         )
         metrics.append({k: v for k, v in flatten_metrics(results).items() if "learner_connector" not in k})
     return metrics, learner.module[POLICY].get_state(), np.random.random()  # noqa: NPY002
+
+
+def assert_updates_of_rllib(config, space, kinds=(), says="", count=2, update=update_learner, **tolerance):
+    """Updates of RLlib's learner and of ours, or of learners of these two kinds, are the same; returns ours."""
+    configs = [config.copy(copy_frozen=False) for _ in range(2)]
+    for chosen, kind in zip(configs, kinds, strict=False):
+        chosen.learners(learner_class=kind)
+    stock, ours = build_learner(configs[0]), build_learner(enable_triton(configs[1]))
+    assert says in ours.describe()
+    assert_same_updates(*(update(config, space, count, x) for x in (stock, ours)), **tolerance)
+    return ours
 
 
 def assert_same_updates(stock, ours, **tolerance):

@@ -27,9 +27,6 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "cleanrl.md"
 
 
-# --- Oracles ----------------------------------------------------------------------------------------------------------
-
-
 def run_loop(rewards, values, dones, next_value, next_done, gamma, gae_lambda, dtype=np.float64):
     """Advantages and returns by CleanRL's recursion; with float32 in CleanRL's order of operations."""
     rewards, values = (np.asarray(x, dtype) for x in (rewards, values))
@@ -42,9 +39,6 @@ def run_loop(rewards, values, dones, next_value, next_done, gamma, gae_lambda, d
         carry = error + decay * alive[t] * carry
         advantages[t] = carry
     return advantages, advantages + values
-
-
-# --- Rollouts ---------------------------------------------------------------------------------------------------------
 
 
 class Rollout(NamedTuple):
@@ -95,9 +89,6 @@ def assert_near(got, want, tolerance=1e-5):
     for x, y in zip(got, want, strict=True):
         assert x.dtype == torch.float32
         np.testing.assert_allclose(x.cpu().numpy(), y, rtol=tolerance, atol=tolerance)
-
-
-# --- gae --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -243,8 +234,6 @@ def test_gae_in_one_graph(limits):
     for x, y in zip(compiled(*arguments), call(*arguments), strict=True):
         assert torch.equal(x, y)
 
-
-# --- Wrong input, and what is not needed ------------------------------------------------------------------------------
 
 BAD = [
     ("rewards", lambda x: x.tolist(), TypeError, "got list, expected a torch.Tensor"),

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gpu_checks import GPU, forbid_waiting
+from gpu_checks import forbid_waiting
 from recorded_graphs import allow_captures
 from torch.distributions import Categorical, Independent, Normal
 
@@ -127,7 +127,6 @@ def test_compiled_training_equals_eager_training(env):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
 def test_captured_training_equals_eager_training(env, device, monkeypatch):
     """Rollouts too: random numbers are drawn in the same order."""

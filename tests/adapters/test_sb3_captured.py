@@ -193,7 +193,6 @@ def compare_logs(got, want):
             assert ours[name] == pytest.approx(float(value), rel=1e-3, abs=1e-4), name
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", TASKS)
 def test_the_same_agent_as_stock(task, device, monkeypatch):
     """Parameters within rounding after four updates, the last beyond the end of schedules, and the same logs."""
@@ -247,7 +246,6 @@ def join_parameters(model):
     return torch.cat([x.detach().flatten() for x in model.policy.parameters()])
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_it_stops_at_the_same_minibatch(device, monkeypatch):
     models = make_models("cartpole", device, monkeypatch, target_kl=1e-5)
     stock, ours = (model.learn(NUM_TIMESTEPS) for model in models)
@@ -257,7 +255,6 @@ def test_it_stops_at_the_same_minibatch(device, monkeypatch):
     compare_logs(ours, stock)
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", ["cartpole", "a2c"])
 def test_settings_may_change_between_updates(task, device, monkeypatch):
     models = []
@@ -271,7 +268,6 @@ def test_settings_may_change_between_updates(task, device, monkeypatch):
     assert before and not any(x is y for x in before for y in ours._update.step.captured.values())
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", ["cartpole", "a2c", "masks"])
 def test_checkpoints_both_ways(task, device, monkeypatch, tmp_path):
     ours = make_model(task, device, monkeypatch)
@@ -352,7 +348,6 @@ def test_a_minibatch_of_one_sample_is_not_normalized():
     assert ours.is_accelerated and all(x.isfinite().all() for x in ours.policy.parameters())
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("task", ["cartpole", "a2c", "masks"])
 def test_frozen_parameters_are_left_alone(task, device, monkeypatch):
     """Those of the extractor, from the second rollout on; if none learns, the error is that of the stock algorithm."""
@@ -411,7 +406,6 @@ def make_copy(ours):
     return again
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 def test_a_copy_of_a_captured_model_learns_what_its_original_does(device, monkeypatch):
     again = make_copy(make_model("cartpole", device, monkeypatch).learn(64))
     assert again.is_captured and again._update.step.captured
@@ -503,7 +497,10 @@ UNUSUAL = {
     "an infinite logit": ({"policy": NeverLeft}, None),
     "sizes of NumPy": ({"batch_size": np.int64(24), "normalize_advantage": 1}, None),
     "weights of another layout": ({}, transpose_weights),
-    "momentum that begins later": ({"policy_kwargs": MOMENTUM}, freeze_values),
+    "momentum that begins later": (
+        {"policy_kwargs": MOMENTUM},
+        lambda model: model.policy.value_net.requires_grad_(model.num_timesteps > 0),
+    ),
 }
 
 

@@ -8,7 +8,6 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from gpu_checks import GPU
 from gymnasium import spaces
 from processes import run_python
 from stable_baselines3 import PPO
@@ -58,11 +57,6 @@ sys.meta_path.insert(0, Block())
 
 def of_kind(module: object, kind: str, space: spaces.Space) -> type:
     return getattr(module, f"{kind}{'Dict' if isinstance(space, spaces.Dict) else ''}RolloutBuffer")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Whole agents
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 class Masked(gym.Wrapper):
@@ -119,7 +113,6 @@ def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
     assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
 
 
-@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("starts", [[[0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0]]])
 def test_an_lstm_is_called_once_for_all_steps(starts, device):
     """Outputs, states and gradients in float64; where an episode starts within a sequence, by sb3-contrib's code."""
@@ -173,11 +166,6 @@ def test_an_lstm_may_be_one_of_the_users_own(how, monkeypatch):
         agents.append(learn(agent))
     assert_same_agent(*agents)
     assert not agents[1].is_accelerated
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Save and load
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def train_loaded(algorithm: type[BaseAlgorithm], path, make_env: Callable[[], VecEnv], **kwargs) -> BaseAlgorithm:
@@ -259,11 +247,6 @@ def test_loading_where_this_package_is_absent(tmp_path):
         assert f"trained on: {name}\n" in printed
         expected = agent.predict(np.arange(8), deterministic=True)[0]
         assert same_bits(np.load(tmp_path / f"{name}.npy"), expected) and len(set(expected)) > 1
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Choosing the class
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 @SPACES

@@ -18,6 +18,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
+from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.sac import TritonSAC
 
 IMAGE = spaces.Box(0, 255, (3, 84, 84), np.uint8)  # of a rollout 1.4 MB; one of Python's own tables may grow by 0.1
 ARRAY = spaces.Box(-1, 1, (5000,))
@@ -136,10 +138,20 @@ def test_a_rollout_is_gone_while_the_next_is_collected(case):
     assert watch.is_alive == [False] * N_STEPS
 
 
-@pytest.mark.parametrize("kind", [TritonPPO, TritonA2C])
+OFF_POLICY = {"env": "Pendulum-v1", "buffer_size": 500, "learning_starts": 20, "train_freq": 1}
+FREED = {
+    TritonPPO: {"n_steps": 32},
+    TritonA2C: {"n_steps": 32},
+    TritonDQN: OFF_POLICY | {"env": "CartPole-v1"},
+    TritonSAC: OFF_POLICY,
+}
+
+
+@pytest.mark.parametrize("kind", FREED)
 def test_a_model_that_is_forgotten_is_freed(kind):
-    model = kind("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu").learn(64)
-    kept = [weakref.ref(x) for x in (model, model.policy, model.policy.optimizer)]
-    del model
+    model = kind("MlpPolicy", device="cpu", **{"env": "CartPole-v1", **FREED[kind]}).learn(64)
+    optimizer = model.actor.optimizer if kind is TritonSAC else model.policy.optimizer
+    kept = [weakref.ref(x) for x in (model, model.policy, optimizer)]
+    del model, optimizer
     gc.collect()
     assert [x() for x in kept] == [None] * 3

@@ -257,17 +257,16 @@ def test_predictions_within_a_rollout_are_refused(case, how, monkeypatch):
 
     def predict(given, _):
         policy, observation = given["self"].policy, np.full((2, 3), np.nan, np.float32)
-        calls = (policy.predict, partial(policy.predict, deterministic=True), lambda x: call_policy(policy, x))
+        calls = (
+            lambda: policy.predict(observation),
+            lambda: policy.predict(observation, deterministic=True),
+            lambda: policy(torch.as_tensor(observation, device=policy.device), deterministic=True),
+        )
         for call in calls:
-            with pytest.raises(ValueError, match="Expected parameter") as error:
-                call(observation)
+            with pytest.raises(ValueError, match="Expected parameter") as error, torch.no_grad():
+                call()
             errors.append(error.type)
         return True
 
     make_model(case, how, monkeypatch, False, nan_from=1000).learn(1, callback=predict)
     assert len(errors) == 3 * OPTIONS["n_steps"]
-
-
-@torch.no_grad()
-def call_policy(policy, observation):
-    return policy(torch.as_tensor(observation, device=policy.device), deterministic=True)

@@ -70,9 +70,6 @@ def test_every_function_that_a_stock_update_runs(kind):
     assert not ours.find_obstacle()
 
 
-# -- agents with each of them -----------------------------------------------------------------------------------------
-
-
 def make_agents(kind):
     """Stock's and ours, whose optimizers know the size of gradients."""
     agents = make_model(STOCK[kind]), make_model(kind)

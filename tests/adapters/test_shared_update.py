@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from process_state import interrupt
 from processes import GLOO
 from recorded_graphs import allow_captures
 from torch import distributed, nn
@@ -46,19 +47,15 @@ class Algorithm:
         return self.captured_update.run([*torch.arange(8).split(4)] * epochs)
 
 
-def set_scale(algorithm):
-    algorithm.scale = 0.5
+CHANGES = {
+    "none": lambda x: None,
+    "set_scale": lambda x: setattr(x, "scale", 0.5),
+    "move_rollout": lambda x: setattr(x, "rollout", {name: 2 * tensor for name, tensor in x.rollout.items()}),
+    "replace_optimizer": lambda x: setattr(x, "optimizer", torch.optim.Adam(x.network.parameters(), lr=0.3)),
+}
 
 
-def move_rollout(algorithm):
-    algorithm.rollout = {name: 2 * x for name, x in algorithm.rollout.items()}
-
-
-def replace_optimizer(algorithm):
-    algorithm.optimizer = torch.optim.Adam(algorithm.network.parameters(), lr=0.3)
-
-
-@pytest.mark.parametrize("change", [None, set_scale, move_rollout, replace_optimizer])
+@pytest.mark.parametrize("change", CHANGES)
 def test_updates_are_those_without_graphs(change, monkeypatch):
     """A row of statistics per step; what changes is captured anew, and nothing else."""
     eager, ours = Algorithm(), Algorithm()
@@ -66,11 +63,10 @@ def test_updates_are_those_without_graphs(change, monkeypatch):
     allow_captures(monkeypatch)
     got, before = [ours.update()], ours.num_calls
     for algorithm, found in ((eager, want), (ours, got)):
-        if change is not None:
-            change(algorithm)
+        CHANGES[change](algorithm)
         found.append(algorithm.update())
     assert got[0].shape == (4, 2) and ours.captured_update.is_captured
-    assert (ours.num_calls > before) == (change is not None)
+    assert (ours.num_calls > before) == (change != "none")
     assert ours.captured_update.step.optimizers == [ours.optimizer]
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(ours.network.state_dict(), eager.network.state_dict())
@@ -132,10 +128,6 @@ def test_an_interrupted_step_leaves_an_optimizer_as_it_was(kind):
     release_optimizer(optimizer)
     assert optimizer.param_groups[0] == before and not is_fused(optimizer)
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 def test_reasons(monkeypatch):

@@ -56,11 +56,6 @@ def assert_same(got, want):
         torch.testing.assert_close(ours_, theirs, rtol=TOLERANCE[theirs.dtype], atol=TOLERANCE[theirs.dtype])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Functions
-# ---------------------------------------------------------------------------------------------------------------------
-
-
 def random_steps(shape, dtype=torch.float64, seed=0):
     """TorchRL's arguments by name. The value after a step is not that of the next step: another network's."""
     generator = torch.Generator().manual_seed(seed)
@@ -262,9 +257,6 @@ def test_names_and_defaults_are_those_of_torchrl(function, stock, scalars):
     assert [(x.name, x.default) for x in got.values()] == [(x.name, x.default) for x in want.values()]
 
 
-# -- mistakes ---------------------------------------------------------------------------------------------------------
-
-
 @every_argument("state_value", "next_state_value", "reward", "done")
 def test_shapes_that_differ_are_torchrls_error(function, stock, scalars, name):
     steps = random_steps((5, 20, 1))
@@ -346,11 +338,6 @@ def test_vmap(function, stock, scalars):
 def test_other_mistakes_name_the_argument(function, stock, scalars, name, given, error, message):
     with pytest.raises(error, match=message):
         call_with_steps(function, {**random_steps((5, 20, 1)), **scalars, name: given})
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Modules
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def critic(seed=0, outputs=1, inputs=4):
@@ -565,11 +552,6 @@ def test_a_copied_method_inside_torch_compile():
 def test_a_method_that_calls_another_function_is_refused():
     with pytest.raises(ImportError, match="TDLambdaEstimator.value_estimate calls no vtrace_advantage_estimate"):
         ours.replace_call(ours.vtrace_advantage_estimate, TDLambdaEstimator.value_estimate)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Losses
-# ---------------------------------------------------------------------------------------------------------------------
 
 
 def by_class(loss, module, scalars):

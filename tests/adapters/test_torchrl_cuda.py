@@ -10,13 +10,7 @@ pytest.importorskip("torchrl")
 
 from gpu_checks import forbid_waiting
 from tensordict.nn import CudaGraphModule
-from test_torchrl import (
-    EVERY,
-    assert_same,
-    call_with_steps,
-    functional,
-    random_steps,
-)
+from test_torchrl import EVERY, assert_same, call_with_steps, functional, random_steps
 from test_torchrl_losses import DISTRIBUTIONS, compute_results, make_loss, make_minibatch, sum_terms
 from torchrl.objectives import ClipPPOLoss
 
@@ -56,10 +50,6 @@ def test_with_numbers_nothing_waits(function, stock, scalars):
         got = call_with_steps(function, steps, **scalars)
     assert_same(got, want)
 
-
-# ---------------------------------------------------------------------------------------------------------------------
-# The loss in one pass
-# ---------------------------------------------------------------------------------------------------------------------
 
 CAPTURED_HEADS = pytest.mark.parametrize("head", ["categorical", "one-hot", "masked", "normal", "independent"])
 OPTIONS = {"normalize_advantage": True, "clip_value": 0.3}

@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from process_state import interrupt
 from replaced import list_changes, list_run
 from tensordict import TensorDict
 from tensordict.nn import (
@@ -63,6 +64,7 @@ class SharedCategorical(Categorical):
         return Categorical(logits=logits[..., :1, :])
 
 
+KINDS = (TritonClipPPOLoss, ClipPPOLoss)
 DISTRIBUTIONS = {
     "categorical": Categorical,
     "one-hot": OneHotCategorical,
@@ -121,11 +123,10 @@ def compute_results(loss, batch, total=sum_terms, seed=2):
 
 
 def assert_same_results(
-    head="categorical", dtype=torch.float64, batch=None, fused=True, total=sum_terms, classes=None, **options
+    head="categorical", dtype=torch.float64, batch=None, fused=True, total=sum_terms, classes=KINDS, **options
 ):
     """The results of both losses, with their keys in order, and the same gradients."""
     batch = make_minibatch(head, dtype) if batch is None else batch
-    classes = classes or (TritonClipPPOLoss, ClipPPOLoss)
     (got, got_gradients, was_fused), (want, want_gradients, _) = (
         compute_results(make_loss(cls, head, dtype, **options), batch, total) for cls in classes
     )
@@ -134,9 +135,6 @@ def assert_same_results(
     tolerance = TOLERANCE[dtype] if fused else 0.0
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True)
     torch.testing.assert_close(got_gradients, want_gradients, rtol=tolerance, atol=tolerance)
-
-
-# -- in one pass ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -208,7 +206,7 @@ def test_each_term_has_a_gradient_of_its_own(head, total):
 def test_frozen_parameters(frozen):
     """A term without a parameter that learns has no graph."""
     found = []
-    for kind in (TritonClipPPOLoss, ClipPPOLoss):
+    for kind in KINDS:
         loss = make_loss(kind, "normal", clip_value=0.2)
         for name, parameter in loss.named_parameters():
             parameter.requires_grad_(frozen not in name)
@@ -224,7 +222,7 @@ def test_frozen_parameters(frozen):
 def test_terms_one_after_the_other():
     """The actor's terms first, then the critic's, and no graph retained, as with an optimizer for each."""
     gradients = []
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+    for loss_class in KINDS:
         loss = make_loss(loss_class)
         losses = loss(make_minibatch())
         (losses["loss_objective"] + losses["loss_entropy"]).backward()
@@ -233,18 +231,13 @@ def test_terms_one_after_the_other():
     torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
-def test_a_retained_graph_gives_the_same_gradient_again():
+def test_a_retained_graph_gives_the_same_gradient_again_and_no_second_derivative():
     loss = make_loss(TritonClipPPOLoss)
-    total = sum_terms(loss(make_minibatch()))
-    parameters = list(loss.parameters())
+    total, parameters = sum_terms(loss(make_minibatch())), list(loss.parameters())
     first = torch.autograd.grad(total, parameters, retain_graph=True)
-    torch.testing.assert_close(torch.autograd.grad(total, parameters), first, rtol=0, atol=0)
-
-
-def test_a_second_derivative_is_refused():
-    loss = make_loss(TritonClipPPOLoss)
     with pytest.raises(RuntimeError, match="create_graph: got True, expected False"):
-        torch.autograd.grad(sum_terms(loss(make_minibatch())), list(loss.parameters()), create_graph=True)
+        torch.autograd.grad(total, parameters, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(total, parameters), first, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{"normalize_advantage": True, "normalize_advantage_exclude_dims": (-2,)}, {}])
@@ -259,16 +252,14 @@ def test_time_and_agents(options):
 def test_agents_that_are_normalized_together_are_warned_of():
     agents = make_minibatch("normal", shape=(8, 6))
     agents.batch_size = (8,)
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+    for loss_class in KINDS:
         with pytest.warns(UserWarning, match="normalize_advantage_exclude_dims"):
             make_loss(loss_class, "normal", normalize_advantage=True)(agents)
 
 
 def test_values_that_may_not_change_are_not_clipped():
     """TorchRL takes a clip of 0 for none; here it is a number that a schedule may change."""
-    (got, *_), (want, *_) = (
-        compute_results(make_loss(cls, clip_value=0.0), make_minibatch()) for cls in (TritonClipPPOLoss, ClipPPOLoss)
-    )
+    (got, *_), (want, *_) = (compute_results(make_loss(cls, clip_value=0.0), make_minibatch()) for cls in KINDS)
     assert got.pop("value_clip_fraction") == 0
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
 
@@ -287,10 +278,6 @@ def test_missing_advantages_are_estimated(normalize_advantage):
     flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
     batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
     assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
-
-
-def interrupt(*_):
-    raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("network", ["actor_network", "critic_network"])
@@ -346,9 +333,14 @@ def test_a_critic_of_the_features_of_the_actor(separate_losses):
         return loss_class(actor, critic, separate_losses=separate_losses).double()
 
     batch = make_minibatch()
-    got, want = (compute_results(make_shared(cls), batch) for cls in (TritonClipPPOLoss, ClipPPOLoss))
+    got, want = (compute_results(make_shared(cls), batch) for cls in KINDS)
     assert got[2]
     torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
+
+
+def derive_both(mixin):
+    """Classes in front of which somebody's own stands."""
+    return [type(cls.__name__, (mixin, cls), {}) for cls in KINDS]
 
 
 def test_keys_of_other_names():
@@ -357,17 +349,15 @@ def test_keys_of_other_names():
             super().__init__(*args, **kwargs)
             self.set_keys(advantage="adv", value_target=("targets", "v"), sample_log_prob="lp")
 
-    names = [("advantage", "adv"), ("value_target", ("targets", "v")), ("action_log_prob", "lp")]
     batch = make_minibatch()
-    for old, new in names:
-        batch.rename_key_(old, new)
-    classes = [type(cls.__name__, (Renamed, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
-    assert_same_results(batch=batch, classes=classes)
+    for names in (("advantage", "adv"), ("value_target", ("targets", "v")), ("action_log_prob", "lp")):
+        batch.rename_key_(*names)
+    assert_same_results(batch=batch, classes=derive_both(Renamed))
 
 
 def test_by_keyword_instead_of_a_tensordict():
     batch, results = make_minibatch(), []
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+    for loss_class in KINDS:
         loss = make_loss(loss_class)
         loss.in_keys = ["observation", "action", "action_log_prob", "advantage", "value_target"]
         results.append(loss(**{key: batch[key] for key in loss.in_keys}))
@@ -381,13 +371,12 @@ def test_the_hook_for_values_of_a_subclass():
         def _critic_loss_inputs(self, *tensors):
             return tuple(None if x is None else 2 * x for x in tensors)
 
-    classes = [type(cls.__name__, (Scaled, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
-    assert_same_results(classes=classes, clip_value=0.3)
+    assert_same_results(classes=derive_both(Scaled), clip_value=0.3)
 
 
 def test_schedules():
     batch, results = make_minibatch(), []
-    for loss_class in (TritonClipPPOLoss, ClipPPOLoss):
+    for loss_class in KINDS:
         loss = make_loss(loss_class, clip_value=0.2)
         loss.entropy_coeff, loss.critic_coeff, loss.clip_value = 0.5, 0.125, 0.1
         loss.clip_epsilon.fill_(0.05)
@@ -411,9 +400,6 @@ def test_ratios_that_overflow():
     assert_same_results(batch=batch)
 
 
-# -- masks ------------------------------------------------------------------------------------------------------------
-
-
 def mask_collected(batch):
     """As a collector of split trajectories does: a mask with a last dimension, and numbers that mean nothing."""
     valid = torch.rand(batch.shape) < 0.7
@@ -431,20 +417,21 @@ def mask_twice(batch):
     batch["collector", "mask"] = torch.rand(batch.shape) < 0.7
 
 
-def mask_nothing(batch):
-    batch["collector", "mask"] = torch.ones(batch.shape, dtype=torch.bool)
-
-
-def mask_everything(batch):
-    batch["collector", "mask"] = torch.zeros(batch.shape, dtype=torch.bool)
+MASKS = {
+    "collected": mask_collected,
+    "shifted": mask_shifted,
+    "twice": mask_twice,
+    "nothing": lambda batch: batch.set(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool)),
+    "everything": lambda batch: batch.set(("collector", "mask"), torch.zeros(batch.shape, dtype=torch.bool)),
+}
 
 
 @pytest.mark.parametrize("head", ["categorical", "masked", "normal", "tanh"])
-@pytest.mark.parametrize("mask", [mask_collected, mask_shifted, mask_twice, mask_nothing, mask_everything])
+@pytest.mark.parametrize("mask", MASKS)
 def test_masks(mask, head):
     """Of the terms and their gradients; what is logged is of all steps, in TorchRL."""
     batch = make_minibatch(head, shape=(8, 8))
-    mask(batch)
+    MASKS[mask](batch)
     assert_same_results(head, batch=batch, clip_value=0.3)
 
 
@@ -463,12 +450,12 @@ def test_what_is_not_a_number_in_masked_steps():
     torch.testing.assert_close(got_gradients, want_gradients, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("mask", [mask_shifted, mask_twice, mask_nothing])
+@pytest.mark.parametrize("mask", ["shifted", "twice", "nothing"])
 @pytest.mark.parametrize("options", [{}, {"normalize_advantage_exclude_dims": (1,)}])
 def test_masks_of_normalized_advantages(mask, options):
     """TorchRL's moments are those of the steps that one of the two masks leaves."""
     batch = make_minibatch(shape=(8, 8))
-    mask(batch)
+    MASKS[mask](batch)
     assert_same_results(batch=batch, normalize_advantage=True, **options)
 
 
@@ -483,8 +470,7 @@ def test_keys_of_masks(key, normalize_advantage):
     batch = make_minibatch()
     mask_twice(batch)
     batch["own", "mask"] = torch.rand(64, 1) < 0.5
-    classes = [type(cls.__name__, (Keyed, cls), {}) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
-    assert_same_results(batch=batch, classes=classes, normalize_advantage=normalize_advantage)
+    assert_same_results(batch=batch, classes=derive_both(Keyed), normalize_advantage=normalize_advantage)
 
 
 def run_composite(coefficient, masked=False, total=sum_terms):
@@ -516,7 +502,7 @@ def run_composite(coefficient, masked=False, total=sum_terms):
                 batch[name] += 0.3 * torch.randn(64)
         if masked:
             mask_shifted(batch)
-        return [compute_results(make_composite(cls), batch, total) for cls in (TritonClipPPOLoss, ClipPPOLoss)]
+        return [compute_results(make_composite(cls), batch, total) for cls in KINDS]
 
 
 @pytest.mark.parametrize("total", [lambda x: 2 * x["loss_objective"] - 3 * x["loss_entropy"], sum_terms])
@@ -527,8 +513,6 @@ def test_several_kinds_of_actions(masked, total):
     assert got[2] and "composite_entropy" in got[0] and list(got[0]) == list(want[0])
     torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
 
-
-# -- left to TorchRL --------------------------------------------------------------------------------------------------
 
 STOCK_OPTIONS = {
     "sum": {"reduction": "sum"},
@@ -547,19 +531,15 @@ def test_options_left_to_torchrl(options):
     assert_same_results(fused=False, **{"dtype": torch.float32, **options})
 
 
-def mask_by_numbers(batch):
-    batch["shifted_valid"] = torch.zeros(batch.shape, dtype=torch.uint8)
-
-
-def ask_for_gradient(batch):
-    batch["advantage"].requires_grad_()
-
-
-def widen_target(batch):
-    batch["value_target"] = batch["value_target"].double()
-
-
-@pytest.mark.parametrize("change", [mask_by_numbers, ask_for_gradient, widen_target])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda batch: batch.set("shifted_valid", torch.zeros(batch.shape, dtype=torch.uint8)),
+        lambda batch: batch["advantage"].requires_grad_(),
+        lambda batch: batch.set("value_target", batch["value_target"].double()),
+    ],
+    ids=["mask_by_numbers", "ask_for_gradient", "widen_target"],
+)
 @pytest.mark.filterwarnings("ignore:where received a uint8 condition:UserWarning")
 def test_minibatches_left_to_torchrl(change):
     batch = make_minibatch(dtype=torch.float32)
@@ -615,9 +595,7 @@ def test_one_distribution_of_all_agents_is_left_to_torchrl(monkeypatch):
 def test_every_function_that_torchrl_runs(head):
     """Replaced, or a user's own: the results are those of TorchRL's loss with it, whichever it is."""
     batch, reasons = make_minibatch(head), {}
-    losses = [
-        make_loss(cls, head, clip_value=0.3, normalize_advantage=True) for cls in (TritonClipPPOLoss, ClipPPOLoss)
-    ]
+    losses = [make_loss(cls, head, clip_value=0.3, normalize_advantage=True) for cls in KINDS]
     ran = list_run(["torchrl"], compute_results, losses[1], batch)
     assert len(ran) > 50 and compute_results(losses[0], batch)[2]
     for name, change in list_changes(ran, losses, torch.nn.Module.modules):
@@ -634,28 +612,25 @@ def test_every_function_that_torchrl_runs(head):
     assert not reasons["numbers"] and not reasons["a class with LossModule.named_parameters"]
 
 
-def mask_wrongly(batch):
-    batch["collector", "mask"] = torch.ones(64, 2, dtype=torch.bool)
-
-
-def squeeze_advantage(batch):
-    batch["advantage"] = batch["advantage"].squeeze(-1)
-
-
+WRONG_MASK = torch.ones(64, 2, dtype=torch.bool)
 MISTAKES = {
     "value_target": (lambda batch: batch.pop("value_target"), KeyError, "value_target"),
     "action_log_prob": (lambda batch: batch.pop("action_log_prob"), KeyError, "action_log_prob"),
     "state_value": (lambda batch: batch.pop("state_value"), KeyError, "clip_value is set"),
-    "a mask of another shape": (mask_wrongly, RuntimeError, "expanded size"),
-    "an advantage without its last dimension": (squeeze_advantage, ValueError, "outer product"),
+    "a mask of another shape": (lambda x: x.set(("collector", "mask"), WRONG_MASK), RuntimeError, "expanded size"),
+    "an advantage without its last dimension": (
+        lambda batch: batch.set("advantage", batch["advantage"].squeeze(-1)),
+        ValueError,
+        "outer product",
+    ),
 }
 
 
-@pytest.mark.parametrize("loss_class", [TritonClipPPOLoss, ClipPPOLoss])
+@pytest.mark.parametrize("loss_class", KINDS)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_torchrls_errors(mistake, loss_class):
     change, error, message = MISTAKES[mistake]
-    options = {"critic_coeff": 0.0} if change is squeeze_advantage else {"clip_value": 0.2}
+    options = {"critic_coeff": 0.0} if error is ValueError else {"clip_value": 0.2}
     batch = make_minibatch()
     change(batch)
     with pytest.raises(error, match=message):

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from ahead_of_time import compile_kernel
+from ahead_of_time import TARGETS, compile_kernel
 
 from rl_triton_core._internal.moments import kernel as kernels
 from rl_triton_core._internal.moments.rule import Rule, Task
@@ -40,30 +40,16 @@ def compile_for(target, name, variant):
     return compile_kernel(target, kernel, arguments, num_warps=NUM_WARPS)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("name", KERNELS[:2])
-def test_no_variant_spills(name, variant):
-    assert_fits(compile_for("sm_90", name, variant)[1])
+CASES = [("sm_90", name, variant) for name in KERNELS[:2] for variant in VARIANTS] + [("sm_90", "merge", "plain")]
+CASES += [(target, name, "masked") for name in KERNELS for target in TARGETS if target != "sm_90"]
 
 
-@pytest.mark.parametrize("name", KERNELS)
-@pytest.mark.parametrize("target", ["sm_80", "sm_100", "gfx942"])
-def test_no_target_spills(target, name):
-    assert_fits(compile_for(target, name, "masked")[1])
-
-
-def assert_fits(resources):
-    """A multiprocessor has registers for three programs at once, and none is spilled."""
+@pytest.mark.parametrize(("target", "name", "variant"), CASES)
+def test_registers_and_instructions(target, name, variant):
+    """A multiprocessor has registers for three programs at once, none is spilled, and memory is read in wide pieces."""
+    kernel, resources = compile_for(target, name, variant)
     assert 0 < resources.registers <= 80
     assert resources.spilled_bytes == 0
-
-
-@pytest.mark.parametrize("name", KERNELS[:2])
-def test_memory_is_read_in_wide_pieces(name):
-    kernel, _ = compile_for("sm_90", name, "masked")
-    assert re.search(r"ld\.global\S*\.v4\.b32", kernel.asm["ptx"])
-
-
-def test_no_kernel_is_atomic():
-    for name in KERNELS:
-        assert not re.search(r"\b(atom|red)\.global", compile_for("sm_90", name, "plain")[0].asm["ptx"])
+    if target == "sm_90":
+        assert not re.search(r"\b(atom|red)\.global", kernel.asm["ptx"])
+        assert variant != "masked" or re.search(r"ld\.global\S*\.v4\.b32", kernel.asm["ptx"])

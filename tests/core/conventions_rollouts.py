@@ -92,9 +92,6 @@ def check_endings(name, recorders):
     assert ends <= seen <= ends | {(0, 0), (1, 1)}, seen
 
 
-# -- the oracle -------------------------------------------------------------------------------------------------------
-
-
 def next_value(x: Transition) -> float:
     """What follows a transition: nothing after a termination, the critic's value of the observation otherwise."""
     return 0.0 if x.terminated else value(x.next_obs)
@@ -115,9 +112,6 @@ def advantages(recorders, start, num_steps, following: Callable[[Transition], fl
                 advantage = x.reward + GAMMA * following(x) - value(x.obs) + GAMMA * LAMBDA * advantage
                 row[x.tick - start] = advantage
     return result
-
-
-# -- rollouts ---------------------------------------------------------------------------------------------------------
 
 
 class Window(NamedTuple):

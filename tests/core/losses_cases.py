@@ -123,13 +123,18 @@ def leaves(network, dtype=None):
     return fresh, [t.requires_grad_() for x in fresh.values() for t in (x if isinstance(x, list) else [x])]
 
 
+def differentiate(case, target=None, *, factor=1.0, **options):
+    """The call's result, and the tensors whose gradients it has given."""
+    network, inputs = leaves(case.network)
+    options |= {} if target is None else {"device": target.device, "backend": target.backend}
+    got = call(case, network, **options)
+    (factor * got.loss).backward()
+    return got, inputs
+
+
 def check(case, target, *, mask=None, exact_kl=False, rtol=1e-5, grad_rtol=None, factor=1.0, **options):
     """Loss, parts, statistics and gradients are the oracle's."""
-    network, inputs = leaves(case.network)
-    moved, moved_inputs = (network, inputs)
-    if target.device != "cpu":
-        moved = {name: each_on(target.device, x) for name, x in network.items()}
-    got = call(case, moved, device=target.device, exact_kl=exact_kl, mask=mask, backend=target.backend, **options)
+    got, inputs = differentiate(case, target, exact_kl=exact_kl, mask=mask, factor=factor, **options)
     exact, exact_inputs = leaves(case.network, torch.float64)
     numbers = {name: x for name, x in options.items() if name != "epsilon_mode"}
     data = {k: v for k, v in case.data.items() if k not in ("actions", "nvec", "ref_log_probs")}
@@ -140,9 +145,8 @@ def check(case, target, *, mask=None, exact_kl=False, rtol=1e-5, grad_rtol=None,
     for name, expected in want._asdict().items():
         close(getattr(got, name), expected, rtol, name)
     assert got.loss.requires_grad and not any(x.requires_grad for x in got[1:])
-    (factor * got.loss).backward()
     (factor * want.loss).backward()
-    for x, expected in zip(moved_inputs, exact_inputs, strict=True):
+    for x, expected in zip(inputs, exact_inputs, strict=True):
         assert x.grad.dtype == x.dtype and x.grad.shape == x.shape
         assert_close(
             x.grad.double(),

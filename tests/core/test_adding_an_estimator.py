@@ -59,8 +59,6 @@ def make_discounts(shape):
     return gamma
 
 
-# -- known answers ----------------------------------------------------------------------------------------------------
-
 MIDDLE = np.array([[False, True, False]])
 
 
@@ -89,9 +87,6 @@ def test_known_answers(target, rewards, changes, expected):
 def test_docstring_example_runs():
     result = doctest.testmod(upgo)
     assert result.attempted and not result.failed
-
-
-# -- against the oracle -----------------------------------------------------------------------------------------------
 
 
 def test_the_comparison_goes_both_ways():
@@ -126,9 +121,6 @@ def test_forms_of_the_continuation(target):
 @pytest.mark.parametrize("valid", [1.0, 0.8])
 def test_sequences_end_to_end(target, valid):
     check_packed(make_case(1, 33, valid=valid), (7, 0, 1, 18, 7), target)
-
-
-# -- what comes with the library --------------------------------------------------------------------------------------
 
 
 @MASKS

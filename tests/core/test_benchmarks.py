@@ -28,9 +28,6 @@ FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
 HALF = combine_workloads([(3, 17)], dtype="bfloat16")
 
 
-# --- what is computed -------------------------------------------------------------------------------------------------
-
-
 def measure_error(name, workload):
     """The error of a provider's arm on a CPU, by the benchmarks' own equations; None where it has no arm."""
     oracle = calls.Oracle(workload, draw_inputs(workload, "cpu"))
@@ -105,9 +102,6 @@ def test_some_rows_stand_for_large_windows(monkeypatch):
     assert edge["bootstrap_values"].shape == (2,) and edge["rewards"].shape == (5, 2)
 
 
-# --- what is counted --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("workload", [*TINY, *HALF, *FURTHER, TINY[0]._replace(flags="float32")], ids=str)
 def test_bytes_are_those_of_the_tensors(workload):
     outputs = 4 * workload.cells * len(workload.spec.outputs)
@@ -130,9 +124,6 @@ def test_what_is_compiled_ahead(tmp_path):
     started = time.monotonic()
     harness.compile_ahead(time.sleep, [(1000,)], SimpleNamespace(device="cuda", ends=time.perf_counter()))
     assert time.monotonic() - started < 100
-
-
-# --- how it is timed --------------------------------------------------------------------------------------------------
 
 
 class FakeClock:
@@ -185,9 +176,6 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch):
         broken, null, add = suite.measure(Workload("gae_advantages", envs, 4), options)
         assert (broken.note, broken.median, null.note, add.note) == (note, None, "", "")
         assert null.median == add.median == 1.0
-
-
-# --- what is written --------------------------------------------------------------------------------------------------
 
 
 def test_a_result_file_is_what_was_measured(tmp_path):

@@ -10,7 +10,6 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from gpu_checks import GPU
 from recorded_graphs import allow_captures
 from torch import distributed, nn
 
@@ -26,7 +25,6 @@ OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=1e-3),
 }
-DEVICES = pytest.mark.parametrize("device", ["cpu", GPU])
 
 
 NUM_STEPS = {"cpu": 60, "cuda": 300}
@@ -76,13 +74,14 @@ def draw_batches(number, size=8, device="cpu"):
         ]
 
 
-def assert_same_parameters(trainings, **tolerance):
-    """Of two trainings, within the rounding of another order."""
+def assert_same_parameters(trainings, graphs=None, **tolerance):
+    """Of two trainings, within the rounding of another order; where a number is given, the first has so many graphs."""
     for got, want in zip(*(x.parameters() for x in trainings), strict=True):
         torch.testing.assert_close(got, want, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+    step = trainings[0].step
+    assert graphs is None or (step.reason, len(step.captured)) == ("", graphs)
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
     """With schedules of the learning rate and of a weight, and with a short minibatch in every five."""
@@ -94,8 +93,7 @@ def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
                 group["lr"] = 3e-3 * (1 - i / number)
         want, got = (training.step(*batch, 1.0 - i / 400) for training in (eager, captured))
         torch.testing.assert_close(got["loss"], want["loss"], rtol=1e-4, atol=1e-6)
-    assert captured.step.reason == "" and len(captured.step.captured) == 2
-    assert_same_parameters([captured, eager], rtol=1e-4, atol=1e-5)
+    assert_same_parameters([captured, eager], graphs=2, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -111,7 +109,6 @@ def test_steps_of_two_devices():
         assert_same_parameters([captured, eager], rtol=1e-4, atol=1e-5)
 
 
-@DEVICES
 def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
     """A tensor in host memory is an input as any other, and the same one as on the device."""
     trainings = Training(device=device, enabled=False), make_captured(monkeypatch, device)
@@ -122,18 +119,14 @@ def test_no_graph_keeps_a_number_of_the_host(device, monkeypatch):
     assert len(trainings[1].step.captured) == 2  # of the short minibatches too
 
 
-@DEVICES
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64])
-def test_numbers_of_every_kind_need_one_graph(kind, device, monkeypatch):
-    trainings = make_pair(monkeypatch, device)
-    (batch,) = draw_batches(1, device=device)
+def test_numbers_of_every_kind_need_one_graph(kind, device, trainings, batch):
     for i in range(6):
         got, want = (training.step(*batch, kind(1.0 - i / 10))["loss"].clone() for training in trainings)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
     assert len(trainings[0].step.captured) == 1
 
 
-@DEVICES
 @pytest.mark.parametrize("kind", [int, np.int32, np.int64])
 def test_numbers_that_count_are_integers(kind, device, monkeypatch):
     """A step indexes by them, and beyond 2 ** 24 none is another."""
@@ -146,7 +139,6 @@ def test_numbers_that_count_are_integers(kind, device, monkeypatch):
         assert len(step.captured) == (enabled is None)
 
 
-@DEVICES
 def test_inputs_laid_out_in_another_way(device, monkeypatch):
     """A step that reads memory as it lies is captured for each layout."""
     training = make_captured(monkeypatch, device)
@@ -157,7 +149,6 @@ def test_inputs_laid_out_in_another_way(device, monkeypatch):
     assert len(training.step.captured) == 2
 
 
-@DEVICES
 def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
     """What it adds to tensors of its own, and draws from a generator of its own, is that of eager steps."""
     found = []
@@ -178,7 +169,6 @@ def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-@DEVICES
 def test_graphs_go_with_the_model(device, monkeypatch):
     """Nothing that outlives it holds them; what libraries keep, they take in the first of two turns."""
     taken = []
@@ -194,12 +184,10 @@ def test_graphs_go_with_the_model(device, monkeypatch):
     assert taken[1] - taken[0] < 1 << 20
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
+def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch, batch):
     """Parameters, what the optimizer knows and random numbers are those of one eager step after the first call."""
     captured, eager = make_pair(monkeypatch, device, optimizer=optimizer, dropout=0.5)
-    (batch,) = draw_batches(1, device=device)
     for training in (eager, captured):
         torch.manual_seed(3)
         training.step(*batch, 1.0)
@@ -208,12 +196,10 @@ def test_a_capture_leaves_no_trace(optimizer, device, monkeypatch):
         assert torch.rand(()).isfinite() and captured.step.graphs.captures == 1
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
+def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch, batch):
     """From the step on in which the condition holds, eagerly and captured alike; until it is resumed."""
     trainings = Training(optimizer, device, enabled=False), make_captured(monkeypatch, device, optimizer=optimizer)
-    (batch,) = draw_batches(1, device=device)
     for training in trainings:
         for _ in range(20):
             training.step(*batch, 1.0, 0.0)
@@ -227,7 +213,6 @@ def test_an_early_stop_changes_nothing_more(optimizer, device, monkeypatch):
     assert_same_parameters(trainings, rtol=1e-4, atol=1e-5)
 
 
-@DEVICES
 @pytest.mark.parametrize("enabled", [None, False])
 def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, monkeypatch):
     """From the next step on: the one in which the condition holds has made its forward pass."""
@@ -242,11 +227,8 @@ def test_an_early_stop_keeps_the_statistics_of_a_normalisation(enabled, device, 
     assert training.model[2].num_batches_tracked.item() == 2 and bool(training.step.reason) == (enabled is False)
 
 
-@DEVICES
-def test_graphs_of_before_the_first_limit_keep_buffers_too(device, monkeypatch):
+def test_graphs_of_before_the_first_limit_keep_buffers_too(device, trainings, batch):
     """A step that was captured without one is captured anew."""
-    trainings = make_pair(monkeypatch, device)
-    (batch,) = draw_batches(1, device=device)
     for training in trainings:
         training.model[2] = nn.BatchNorm1d(16, affine=False, device=device)
         for limit in ((), (1e9,), ()):
@@ -280,12 +262,10 @@ def test_buffers_that_are_replaced_stay_in_place(wrap):
     assert counter.count.data_ptr() == place and counter.count.tolist() == [2]
 
 
-@DEVICES
 @pytest.mark.parametrize("wrap", [lambda x: x, torch.jit.script])
 @pytest.mark.parametrize("keeps_all", [False, True])
-def test_steps_follow_buffers_that_are_replaced(keeps_all, wrap, device, monkeypatch):
+def test_steps_follow_buffers_that_are_replaced(keeps_all, wrap, device, trainings):
     """Those of another shape eagerly."""
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.model[2] = wrap(Counter(keeps_all).to(device))
         with warnings.catch_warnings(record=True) as warned:
@@ -297,7 +277,6 @@ def test_steps_follow_buffers_that_are_replaced(keeps_all, wrap, device, monkeyp
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@DEVICES
 def test_checkpoints_are_those_of_the_plain_optimizer(device, monkeypatch):
     """Both ways, and in the middle of training."""
     captured, plain = make_pair(monkeypatch, device)
@@ -355,14 +334,12 @@ def test_inputs_that_no_graph_can_take(enabled, monkeypatch):
         step(np.zeros((8, 4)), torch.randn(8), 1.0)
 
 
-def test_results_come_in_containers_of_their_own(monkeypatch):
+def test_results_come_in_containers_of_their_own(monkeypatch, batch):
     training = make_captured(monkeypatch)
-    (batch,) = draw_batches(1)
     training.step(*batch, 1.0).clear()
     assert list(training.step(*batch, 1.0)) == ["loss"] and training.step.captured
 
 
-@DEVICES
 def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch):
     captured, eager = make_pair(monkeypatch, device)
     graphs = {}
@@ -376,11 +353,9 @@ def test_a_replaced_state_of_the_optimizer_is_captured_anew(device, monkeypatch)
     assert len(graphs) == 4
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, device, monkeypatch):
+def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, device, monkeypatch, batch):
     captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
-    (batch,) = draw_batches(1, device=device)
     for training in (captured, eager):
         for limit in (0.0, torch.inf):
             training.step(*batch, 1.0, limit)
@@ -392,7 +367,6 @@ def test_the_optimizer_steps_elsewhere_while_the_step_is_stopped(optimizer, devi
     assert_same_parameters([captured, eager], rtol=1e-5, atol=1e-7)
 
 
-@DEVICES
 def test_learning_rates_that_are_tensors_stay_in_use(device, monkeypatch):
     """Changed in place, and replaced by a number; a reset and a checkpoint leave them where they are."""
     captured, eager = make_pair(monkeypatch, device)
@@ -438,9 +412,8 @@ def test_a_model_that_moves_is_looked_at_again(monkeypatch):
     assert step(torch.ones(3, 2, device="meta")).is_meta and step.captured and not step.reason
 
 
-def test_an_optimizer_keeps_no_step_alive(monkeypatch):
+def test_an_optimizer_keeps_no_step_alive(monkeypatch, batch):
     training = make_captured(monkeypatch)
-    (batch,) = draw_batches(1)
     training.step(*batch, 1.0)
     optimizer, gone = training.optimizer, weakref.ref(training.step)
     del training
@@ -459,7 +432,6 @@ def test_no_more_graphs_than_asked_for(monkeypatch):
     assert training.step.graphs.captures == 2 and training.step.graphs.replays == 3
 
 
-@DEVICES
 @pytest.mark.parametrize("max_graphs", [1, 2])
 def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
@@ -476,7 +448,6 @@ def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     assert_same_parameters(trainings, rtol=1e-4, atol=1e-5)
 
 
-@DEVICES
 def test_how_long_a_graph_is_kept(device, monkeypatch):
     """For as many calls without it as there may be, and not for one more."""
     monkeypatch.setattr(capture, "UNUSED_CALLS", 3)
@@ -489,11 +460,9 @@ def test_how_long_a_graph_is_kept(device, monkeypatch):
     assert held == [8, 8, 8, 8, 4, 4]
 
 
-@DEVICES
-def test_a_replaced_parameter_is_captured_anew(device, monkeypatch):
+def test_a_replaced_parameter_is_captured_anew(device, monkeypatch, batch):
     """In other memory, for the gradients are alive in the first graph's."""
     training = make_captured(monkeypatch, device)
-    (batch,) = draw_batches(1, device=device)
     training.step(*batch, 1.0)
     (before,), pool = training.step.captured.values(), training.step.graphs.pool
     training.model[0].weight.data = training.model[0].weight.data.clone()
@@ -552,7 +521,6 @@ NETWORKS = {
 OTHERS = [(kind, name) for kind in ("lstm", "cnn", "bfloat16") for name in OPTIMIZERS if name != "adam"]
 
 
-@DEVICES
 @pytest.mark.parametrize(("kind", "optimizer"), [*((kind, "adam") for kind in NETWORKS), *OTHERS])
 def test_networks_of_every_kind(kind, optimizer, device, monkeypatch):
     """Parameters and buffers after many steps with a schedule."""

@@ -10,7 +10,7 @@ import pytest
 import torch
 from process_state import assert_same, read_from_another_thread, read_state, run_in_threads
 from recorded_graphs import allow_captures
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from torch import nn
 
 from rl_triton_core import capture
@@ -58,25 +58,20 @@ CHANGES = {
 }
 
 
-@DEVICES
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_between_steps_is_another_graph(change, device, monkeypatch):
     """And what changes back is the graph from before."""
     captured, eager = make_pair(monkeypatch, device, dropout=0.5)
-    assert_same_parameters([run_steps(x, CHANGES[change], device) for x in (captured, eager)])
-    assert captured.step.reason == "" and len(captured.step.captured) == 2
+    assert_same_parameters([run_steps(x, CHANGES[change], device) for x in (captured, eager)], graphs=2)
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_parameters_that_are_released_later(optimizer, device, monkeypatch):
+def test_parameters_that_are_released_later(optimizer, device, trainings):
     """Momentum of some begins after that of others."""
-    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         training.model[0].requires_grad_(False)
         run_steps(training, [lambda x: x.model[0].requires_grad_(True)], device)
-    assert_same_parameters(trainings)
-    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 2
+    assert_same_parameters(trainings, graphs=2)
 
 
 def restore_rate(training):
@@ -97,19 +92,16 @@ def set_tensor(training):
     training.optimizer.param_groups[0]["lr"] = training.rate
 
 
-@DEVICES
 @pytest.mark.parametrize("change", [restore_rate, halve_rate, set_tensor])
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_learning_rates_between_steps(change, optimizer, device, monkeypatch):
+def test_learning_rates_between_steps(change, optimizer, device, trainings):
     """They are the numbers that were set, and whoever keeps one has a number."""
-    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     rates = [run_steps(x, [change] * 4, device).optimizer.param_groups[0]["lr"] for x in trainings]
     assert_same_parameters(trainings)
     assert type(rates[0]) is type(rates[1]) and rates[0] == rates[1]
     assert len(trainings[0].step.captured) == 1
 
 
-@DEVICES
 def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
     """Between steps it is that itself, and copies step as it would; those of within a step are plain too."""
     captured, eager = make_pair(monkeypatch, device)
@@ -140,7 +132,6 @@ def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
 
 
-@DEVICES
 def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
     """They begin without any, and go on from where it is."""
     captured = make_captured(monkeypatch, device)
@@ -153,10 +144,8 @@ def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
     assert [*captured.step.captured.values()] == graphs and len(other.step.captured) == 1
 
 
-@DEVICES
-def test_gradients_are_those_of_the_last_step(device, monkeypatch):
+def test_gradients_are_those_of_the_last_step(device, trainings):
     """Graphs of several shapes leave theirs in several places."""
-    trainings = make_pair(monkeypatch, device)
     for batch in draw_batches(10, device=device):
         for training in trainings:
             training.step(*batch, 1.0)
@@ -176,14 +165,12 @@ def test_a_step_beside_a_graph_has_inputs_of_its_own(monkeypatch):
     assert torch.equal(x, torch.ones(3))
 
 
-@DEVICES
-def test_a_model_without_a_parameter_that_learns(device, monkeypatch):
+def test_a_model_without_a_parameter_that_learns(device, trainings):
     """Its step has no gradients, and changes nothing until something is released."""
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.model.requires_grad_(False)
-        plain = training.update
-        training.step.function = lambda *x, plain=plain, model=training.model: plain(*x) if any_learns(model) else {}
+        last, plain = training.model[3].weight, training.update
+        training.step.function = lambda *x, plain=plain, last=last: plain(*x) if last.requires_grad else {}
         before = training.parameters()
         (batch,) = draw_batches(1, device=device)
         training.step(*batch, 1.0)
@@ -194,13 +181,7 @@ def test_a_model_without_a_parameter_that_learns(device, monkeypatch):
     assert trainings[0].step.reason == ""
 
 
-def any_learns(model):
-    return any(x.requires_grad for x in model.parameters())
-
-
-@DEVICES
-def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
-    trainings = make_pair(monkeypatch, device)
+def test_parameters_that_an_optimizer_gets_later(device, trainings):
     for training in trainings:
         late = nn.Parameter(torch.full((), 0.5, device=device))
         plain = training.update
@@ -214,11 +195,9 @@ def test_parameters_that_an_optimizer_gets_later(device, monkeypatch):
     assert trainings[0].step.reason == ""
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_that_forgets(optimizer, device, monkeypatch):
+def test_an_optimizer_that_forgets(optimizer, device, trainings):
     """Moments that are dropped begin at zero again."""
-    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         for i, batch in enumerate(draw_batches(8, device=device)):
             if i == 4:
@@ -230,10 +209,8 @@ def test_an_optimizer_that_forgets(optimizer, device, monkeypatch):
     assert device == "cuda" or step.graphs.captures == 2
 
 
-@DEVICES
-def test_an_optimizer_of_two_steps(device, monkeypatch):
+def test_an_optimizer_of_two_steps(device, trainings):
     """In turns, one of them stopped; the last to capture has it, and its checkpoints are plain."""
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         given = {"modules": [training.model], "optimizers": [training.optimizer]}
         other = CapturedStep(training.update, **given, enabled=False if training.step.reason else None)
@@ -258,7 +235,6 @@ class Accumulation(Training):
             self.optimizer.zero_grad()
 
 
-@DEVICES
 def test_gradients_that_several_steps_accumulate(device, monkeypatch):
     captured, eager = make_pair(monkeypatch, device, kind=Accumulation)
     with pytest.warns(RuntimeWarning, match="adds to gradients of the step before"):
@@ -268,9 +244,8 @@ def test_gradients_that_several_steps_accumulate(device, monkeypatch):
     assert_same_parameters([captured, eager])
 
 
-@DEVICES
 @pytest.mark.parametrize("place", ["end", "in place"])
-def test_gradients_that_a_step_drops_itself(place, device, monkeypatch):
+def test_gradients_that_a_step_drops_itself(place, device, trainings):
     """At its end, or at its beginning without freeing them: it carries nothing over."""
 
     def update(training, x, target, weight):
@@ -282,7 +257,6 @@ def test_gradients_that_a_step_drops_itself(place, device, monkeypatch):
         if place == "end":
             training.optimizer.zero_grad()
 
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.step.function = lambda *x, training=training: update(training, *x)
         for batch in draw_batches(12, device=device):
@@ -291,22 +265,20 @@ def test_gradients_that_a_step_drops_itself(place, device, monkeypatch):
     assert trainings[0].step.reason == ""
 
 
-def test_a_mixed_precision_context_around_the_call(monkeypatch):
+def test_a_mixed_precision_context_around_the_call(monkeypatch, batch):
     """A graph casts the parameters itself: casts stay cached until the context ends, those of the warm-up too."""
     training, losses = make_captured(monkeypatch), []
     plain = training.update
     training.step.function = lambda *x: losses.append(plain(*x)["loss"].clone())
     training.optimizer.param_groups[0]["lr"] = 0.1
-    (batch,) = draw_batches(1)
     with torch.autocast("cpu", torch.bfloat16):
         training.step(*batch, 1.0)
     losses = {x.item() for x in losses[: capture.WARM_UPS]}
     assert len(losses) == capture.WARM_UPS  # each saw the parameters of the one before
 
 
-def test_anomaly_detection_is_said(monkeypatch):
+def test_anomaly_detection_is_said(monkeypatch, batch):
     training = make_captured(monkeypatch)
-    (batch,) = draw_batches(1)
     told = pytest.warns(RuntimeWarning, match="anomaly detection is on")
     with torch.autograd.detect_anomaly(check_nan=False), told as found:
         training.step(*batch, 1.0)
@@ -325,11 +297,9 @@ def test_an_obstacle_on_another_device_than_the_cpu_is_said_at_once(recwarn):
     assert not recwarn.list
 
 
-@DEVICES
-def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch):
+def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch, batch):
     """It goes on there, and says why steps are not captured any more."""
     trainings = make_pair(monkeypatch, device, optimizer="sgd")
-    (batch,) = draw_batches(1, device=device)
     for training in trainings:
         training.step(*batch, 1.0)
         training.model.double().cpu()  # another place in memory on a CPU, too
@@ -367,7 +337,6 @@ def describe_training(training):
     return training.parameters(), gradients, state, group, torch.get_rng_state()
 
 
-@DEVICES
 @PLACES
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError, AttributeError, AssertionError, KeyError])
 def test_a_capture_that_fails_at_any_place(error, fails_at, device, monkeypatch):
@@ -388,11 +357,9 @@ def test_a_capture_that_fails_at_any_place(error, fails_at, device, monkeypatch)
     assert captured.calls == fails_at + 2
 
 
-@DEVICES
-def test_an_error_of_the_step_itself(device, monkeypatch, recwarn):
+def test_an_error_of_the_step_itself(device, monkeypatch, recwarn, batch):
     """It is what the user sees, once and after the one step that an eager call makes; then steps are captured."""
     captured, eager = make_pair(monkeypatch, device, kind=Failing)
-    (batch,) = draw_batches(1, device=device)
     found = []
     for training in (eager, captured):
         training.error, training.fails_at = ValueError("no such action"), range(100)
@@ -408,16 +375,14 @@ def test_an_error_of_the_step_itself(device, monkeypatch, recwarn):
     assert captured.step.reason == "" and captured.step.captured
 
 
-@DEVICES
 @PLACES
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, device, monkeypatch):
+def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, device, monkeypatch, batch):
     """It passes, and all is as before the call."""
     eager = Training(optimizer, device, dropout=0.5, enabled=False)
     captured = make_captured(monkeypatch, device, kind=Failing, optimizer=optimizer, dropout=0.5)
     captured.error, captured.fails_at = error(), {fails_at}
-    (batch,) = draw_batches(1, device=device)
     for parameter in captured.model.parameters():
         parameter.grad = torch.ones_like(parameter)
     torch.manual_seed(3)
@@ -489,10 +454,8 @@ def test_an_error_for_which_a_capture_cannot_end(error):
     assert_same_parameters([training, eager])
 
 
-@DEVICES
-def test_models_in_several_threads(device, monkeypatch):
+def test_models_in_several_threads(device, monkeypatch, batch):
     """One is captured at a time."""
-    (batch,) = draw_batches(1, device=device)
     trainings = [make_captured(monkeypatch, device, enabled=True) for _ in range(3)]
     eager, busy, together = Training(device=device, enabled=False), [], []
 
@@ -514,7 +477,6 @@ def test_models_in_several_threads(device, monkeypatch):
         assert_same_parameters([training, eager])
 
 
-@DEVICES
 def test_a_wait_in_a_capture_is_named_by_its_line(device, monkeypatch):
     """By what CUDA answers to it; everything is put back, and the step runs eagerly."""
     training, eager = make_pair(monkeypatch, device)
@@ -535,7 +497,6 @@ def test_a_wait_in_a_capture_is_named_by_its_line(device, monkeypatch):
     assert_same_parameters([training, eager])
 
 
-@DEVICES
 def test_a_capture_changes_nothing_that_other_threads_see(device, monkeypatch):
     """Neither how Python warns nor whether PyTorch tells of waits; within the step and after it."""
     training, found = make_captured(monkeypatch, device), []
@@ -579,11 +540,9 @@ def set_rate(training):
     training.optimizer.param_groups[0]["lr"] = 0.5
 
 
-@DEVICES
 @pytest.mark.parametrize("change", [set_weights, move_weights, set_rate])
-def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, monkeypatch):
+def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, trainings):
     """The step that waits for it needs another graph than the one that there is."""
-    trainings = make_pair(monkeypatch, device)
     first, second = draw_batches(2, device=device)
     for training in trainings:
         training.step(*first, 1.0)
@@ -603,7 +562,6 @@ def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, monkey
     assert_same_parameters(trainings)
 
 
-@DEVICES
 def test_steps_of_other_threads_wait_for_a_capture(device, monkeypatch):
     """PyTorch lets nobody draw random numbers on the device meanwhile, which a replay may do."""
     random, training = (make_captured(monkeypatch, device, dropout=dropout) for dropout in (0.5, 0.0))

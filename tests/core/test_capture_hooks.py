@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -94,7 +94,6 @@ def train_with(training, attach, device):
         detach(training)
 
 
-@DEVICES
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing when gradients are computed with respect to module outputs"
@@ -104,12 +103,10 @@ def test_hooks_that_come_and_go(name, device, monkeypatch):
     plain, eager = (Training("sgd", device, enabled=False) for _ in range(2))
     captured = make_captured(monkeypatch, device, optimizer="sgd")
     train_with(plain, lambda _: lambda: None, device)
-    assert_same_parameters([train_with(x, HOOKS[name], device) for x in (captured, eager)])
-    assert captured.step.reason == "" and len(captured.step.captured) == 2
+    assert_same_parameters([train_with(x, HOOKS[name], device) for x in (captured, eager)], graphs=2)
     assert not torch.allclose(plain.model[0].weight, eager.model[0].weight, rtol=1e-3)  # the hook does something
 
 
-@DEVICES
 def test_a_hook_beside_another(device, monkeypatch):
     """One more is another graph, also where it comes first: halving and clamping do not commute."""
     trainings = make_pair(monkeypatch, device, optimizer="sgd")
@@ -120,11 +117,9 @@ def test_a_hook_beside_another(device, monkeypatch):
     def halve_last(training):
         training.model[0].register_forward_hook(lambda _, args, output: halve(output))
 
-    assert_same_parameters([run_steps(x, [halve_last, clamp_first], device) for x in trainings])
-    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 3
+    assert_same_parameters([run_steps(x, [halve_last, clamp_first], device) for x in trainings], graphs=3)
 
 
-@DEVICES
 @pytest.mark.parametrize("name", ["pre-hook of the optimizer", "post-hook of the optimizer"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_hooks_of_an_optimizer_while_a_step_is_stopped(optimizer, name, device, monkeypatch):
@@ -158,7 +153,6 @@ ATTACHED = {
 }
 
 
-@DEVICES
 @pytest.mark.parametrize("name", ATTACHED)
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_reparametrizations_that_come_and_go(name, device, monkeypatch):
@@ -207,7 +201,6 @@ CONTEXTS = {
 }
 
 
-@DEVICES
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_contexts_around_a_step(name, device, monkeypatch):
     """In them the step runs eagerly, and says so once; after them it is replayed."""
@@ -226,7 +219,6 @@ def test_contexts_around_a_step(name, device, monkeypatch):
     assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 1
 
 
-@DEVICES
 def test_a_default_device_stands_against_nothing(device, monkeypatch):
     training = make_captured(monkeypatch, device)
     for batch in draw_batches(3, device=device):

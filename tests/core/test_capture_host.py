@@ -12,7 +12,7 @@ import pytest
 import torch
 from gpu_checks import GPU
 from recorded_graphs import allow_captures
-from test_capture import DEVICES, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
 from torch import nn
 
@@ -103,7 +103,6 @@ def put(items, key, value):
     return lambda: items.__setitem__(key, before) if was_there else items.pop(key)
 
 
-@DEVICES
 @pytest.mark.parametrize("name", KEPT)
 def test_what_modules_keep_is_followed(name, device, monkeypatch):
     """Another number or function is another graph, and that of before is used again; memory of before is not read."""
@@ -160,7 +159,6 @@ def other_thread():
         yield pool
 
 
-@DEVICES
 @pytest.mark.parametrize("name", DRAWS)
 def test_draws_on_the_host_run_eagerly(name, device, monkeypatch, other_thread):
     """They are those of eager steps, one for each call, and so is what is drawn later."""
@@ -250,7 +248,6 @@ COUNTS = {
 }
 
 
-@DEVICES
 @pytest.mark.parametrize("name", COUNTS)
 def test_counts_on_the_host_run_eagerly(name, device, monkeypatch):
     """One for each call."""
@@ -302,7 +299,6 @@ class Lazy(nn.Module):
         return x / self.scales[0]
 
 
-@DEVICES
 def test_what_the_first_call_sets(device, monkeypatch):
     """It is set once, and later steps have a graph without it; what each call sets is that of the last one."""
     trainings = make_pair(monkeypatch, device, optimizer="sgd")
@@ -315,10 +311,9 @@ def test_what_the_first_call_sets(device, monkeypatch):
     assert got.is_known and trainings[0].step.reason == "" and len(trainings[0].step.captured) == 2
 
 
-def test_numbers_that_change_in_every_call_are_named(monkeypatch):
+def test_numbers_that_change_in_every_call_are_named(monkeypatch, batch):
     """There are as many graphs as may be, then steps run eagerly."""
     trainings = make_pair(monkeypatch, "cpu", optimizer="sgd", max_graphs=2)
-    (batch,) = draw_batches(1)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for i in range(6):
@@ -331,7 +326,6 @@ def test_numbers_that_change_in_every_call_are_named(monkeypatch):
     assert text.endswith("more than 2 combinations of shapes and settings: Dropout.p has changed")
 
 
-@DEVICES
 def test_modules_elsewhere_do_not_count(device, monkeypatch):
     """A list may hold what a step does not call, on another device."""
     training = make_captured(monkeypatch, device)
@@ -354,7 +348,6 @@ class Scale(nn.Module):
         return x * self.scale
 
 
-@DEVICES
 def test_guards_are_held_for_a_block(device, monkeypatch):
     """Inside, numbers are looked at once for each form of the inputs; after it, always, whatever has ended it."""
     allow_captures(monkeypatch, device)
@@ -379,10 +372,8 @@ def test_guards_are_held_for_a_block(device, monkeypatch):
     assert read(one, 5.0) == 5.0 and step.reason == ""
 
 
-@DEVICES
-def test_what_may_change_while_guards_are_held(device, monkeypatch):
+def test_what_may_change_while_guards_are_held(device, trainings):
     """Learning rates, the optimizer's state, a stop, and what a first call sets."""
-    trainings = make_pair(monkeypatch, device)
     changes = {2: set_rate, 4: set_rate, 6: halve_state}
     for training in trainings:
         training.model[1] = Lazy()
@@ -406,10 +397,9 @@ def halve_state(training):
     training.optimizer.load_state_dict(state | {"state": halves})
 
 
-def test_a_step_that_has_failed_is_captured_again_when_asked(monkeypatch):
+def test_a_step_that_has_failed_is_captured_again_when_asked(monkeypatch, batch):
     training = make_captured(monkeypatch)
     training.model[1] = Counting(COUNTS["Counting.calls"])
-    (batch,) = draw_batches(1)
     with pytest.warns(RuntimeWarning, match="on the host"):
         training.step(*batch, 1.0)
     training.model[1].count = lambda _: None

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import DEVICES, OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
 from test_capture_faults import run_steps
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
@@ -66,7 +66,6 @@ def find_marks(optimizer):
     return vars(optimizer).keys() & {"found_inf", "grad_scale", "_step_supports_amp_scaling"}
 
 
-@DEVICES
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("unscales", [False, True])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS | FUSED)
@@ -83,7 +82,6 @@ def test_scaled_gradients(optimizer, unscales, number, device, monkeypatch):
     assert [find_marks(x) for x in captured.optimizers] == marks
 
 
-@DEVICES
 def test_a_scaler_with_other_settings_is_captured_anew(device, monkeypatch):
     """Set between steps, as is another scale."""
 
@@ -98,11 +96,9 @@ def test_a_scaler_with_other_settings_is_captured_anew(device, monkeypatch):
     trainings = make_pair(monkeypatch, device, kind=ScaledTraining)
     known = [train_scaled(x, 14, change) for x in trainings]
     assert known[0] == known[1]
-    assert_same_parameters(trainings)
-    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 1
+    assert_same_parameters(trainings, graphs=1)
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_scaled_steps_that_are_stopped(optimizer, device, monkeypatch):
     """They change no parameter, whether gradients are finite or not; the scale is that of eager steps."""
@@ -128,7 +124,6 @@ def test_scaled_steps_that_are_stopped(optimizer, device, monkeypatch):
     assert captured.step.reason == "" and captured.step.captured
 
 
-@DEVICES
 def test_a_scaler_that_is_disabled(device, monkeypatch):
     trainings = make_pair(monkeypatch, device, kind=ScaledTraining)
     for training in trainings:
@@ -138,7 +133,6 @@ def test_a_scaler_that_is_disabled(device, monkeypatch):
     assert trainings[0].step.captured
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", ["adam", "fused adam"])
 def test_hooks_that_a_scaler_skips(optimizer, device, monkeypatch):
     """A fused optimizer's run in every step, those of another where gradients are finite: that is no graph's."""
@@ -159,7 +153,6 @@ def test_hooks_that_a_scaler_skips(optimizer, device, monkeypatch):
     assert bool(trainings[1].step.captured) != is_refused
 
 
-@DEVICES
 @pytest.mark.parametrize(("place", "fails_at"), [("clip", 2), ("clip", 5), ("step", 1), ("step", 2), ("step", 5)])
 def test_a_capture_that_fails_leaves_the_scaler_as_it_was(place, fails_at, device, monkeypatch):
     """After gradients have been looked at, or after the optimizer's step: the scale has not been updated then."""
@@ -200,7 +193,6 @@ def train_with_schedule(training, make_scheduler, device, starts_at=0):
     return training
 
 
-@DEVICES
 @pytest.mark.parametrize("starts_at", [0, 5])
 @pytest.mark.parametrize("cycle", CYCLES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -217,23 +209,18 @@ def test_schedulers_of_betas_and_momentum(optimizer, cycle, starts_at, device, m
     assert device == "cuda" or captured.step.graphs.captures == (starts_at > 0)
 
 
-@DEVICES
 @pytest.mark.parametrize("cycle", CYCLES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_schedulers_of_learning_rates(optimizer, cycle, device, monkeypatch):
+def test_schedulers_of_learning_rates(optimizer, cycle, device, trainings):
     """The same ones, told to leave the rest alone: one graph."""
-    trainings = make_pair(monkeypatch, device, optimizer=optimizer)
     for training in trainings:
         train_with_schedule(training, partial(CYCLES[cycle], cycle_momentum=False), device)
-    assert_same_parameters(trainings)
-    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 1
+    assert_same_parameters(trainings, graphs=1)
 
 
-@DEVICES
-def test_an_optimizer_whose_schedule_has_ended(device, monkeypatch):
+def test_an_optimizer_whose_schedule_has_ended(device, trainings):
     """A checkpoint has the scheduler's marks; where nothing sets betas, steps are captured."""
     trained = train_with_schedule(Training(device=device, enabled=False), CYCLES["OneCycleLR"], device)
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.optimizer.load_state_dict(copy.deepcopy(trained.optimizer.state_dict()))
         run_steps(training, [], device)
@@ -251,7 +238,6 @@ def test_settings_that_are_tensors_are_refused(name, monkeypatch):
         run_steps(training, [], "cpu")
 
 
-@DEVICES
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_parameter_that_is_there_twice_is_not_captured(optimizer, device, monkeypatch):
     """Steps of all at once are others, on a GPU even from run to run. It may come between two steps."""
@@ -268,20 +254,17 @@ def test_a_parameter_that_is_there_twice_is_not_captured(optimizer, device, monk
     assert not captured.step.captured
 
 
-@DEVICES
-def test_a_parameter_that_goes_to_another_group_is_captured_anew(device, monkeypatch):
+def test_a_parameter_that_goes_to_another_group_is_captured_anew(device, trainings):
     """With that group's settings, in the same order of all parameters."""
 
     def move(training):
         first, second = training.optimizer.param_groups
         second["params"].insert(0, first["params"].pop())
 
-    trainings = make_pair(monkeypatch, device)
     for training in trainings:
         training.optimizer.add_param_group({"params": [training.optimizer.param_groups[0]["params"].pop()], "eps": 0.1})
         run_steps(training, [move], device)
-    assert_same_parameters(trainings)
-    assert trainings[0].step.reason == "" and len(trainings[0].step.captured) == 2
+    assert_same_parameters(trainings, graphs=2)
 
 
 class DecayingTraining(Training):
@@ -294,7 +277,6 @@ class DecayingTraining(Training):
         return results
 
 
-@DEVICES
 def test_learning_rates_that_the_step_changes(device, monkeypatch):
     """Checkpoints and copies have numbers, those of an eager step, and another step goes on from there."""
     captured, eager = make_pair(monkeypatch, device, kind=DecayingTraining)
@@ -319,7 +301,6 @@ def test_a_step_that_loses_its_optimizer_captures_again(monkeypatch):
     assert (first.step.graphs.captures, second.graphs.captures) == (2, 1)
 
 
-@DEVICES
 def test_step_counts_of_another_type(device, monkeypatch):
     """An optimizer that began when the default type was float64: the fused step of a GPU counts in float32."""
     captured, eager = make_pair(monkeypatch, device)

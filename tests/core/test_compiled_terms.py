@@ -63,16 +63,12 @@ def sum_rows(x):
     return x.sum(1) if x.ndim > 1 else x
 
 
-def clip_all(parameters, most):
-    nn.utils.clip_grad_norm_(parameters, most)
-
-
 def clip_each(parameters, most):
     for x in parameters:
         nn.utils.clip_grad_norm_([x], most)
 
 
-CLIPS = {"global_norm": clip_all, "norm": clip_each, "value": nn.utils.clip_grad_value_}
+CLIPS = {"global_norm": nn.utils.clip_grad_norm_, "norm": clip_each, "value": nn.utils.clip_grad_value_}
 
 
 def make_terms(head, is_wide):

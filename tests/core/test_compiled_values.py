@@ -154,45 +154,30 @@ def test_gradient_steps(kind, make):
         torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=2e-5, msg=name)
 
 
-def replace_memory(agent):
-    agent.critics[0][0].weight.data = agent.critics[0][0].weight.data.clone()
+def replace_states(optimizer):
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
 
 
-def replace_states(agent):
-    agent.optimizer.load_state_dict(copy.deepcopy(agent.optimizer.state_dict()))
+CHANGES = {
+    "memory": lambda x: setattr(x.critics[0][0].weight, "data", x.critics[0][0].weight.data.clone()),
+    "states": lambda x: replace_states(x.optimizer),
+    "states of one number each, equal to the one before": lambda x: replace_states(x.coef_optimizer),
+    "what is frozen": lambda x: x.critics[0][0].weight.requires_grad_(False),
+    "decay": lambda x: x.optimizer.param_groups[0].update(weight_decay=0.5),
+    "rate": lambda x: x.optimizer.param_groups[0].update(lr=0.03),
+}
 
 
-def freeze(agent):
-    agent.critics[0][0].weight.requires_grad_(False)
-
-
-def decay(agent):
-    agent.optimizer.param_groups[0]["weight_decay"] = 0.5
-
-
-def change_rate(agent):
-    agent.optimizer.param_groups[0]["lr"] *= 3
-
-
-def replace_equal_states(agent):
-    """Of one number each, which is equal to the one before."""
-    agent.coef_optimizer.load_state_dict(copy.deepcopy(agent.coef_optimizer.state_dict()))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [replace_memory, replace_states, replace_equal_states, freeze, decay, change_rate],
-    ids=lambda x: x.__name__,
-)
+@pytest.mark.parametrize("change", CHANGES)
 def test_what_changes_between_runs_counts(change):
     """Of an update that was asked often enough to be known, as of a new one."""
     torch.manual_seed(0)
-    kind = "sac" if change is replace_equal_states else "dqn"
+    kind = "sac" if "one number" in change else "dqn"
     agent, batches = Agent(kind), make_transitions(kind)
     update = agent.compiled()
     for _ in range(4):
         update.run(batches, SIZE)
-    change(agent)
+    CHANGES[change](agent)
     other = copy.deepcopy(agent)
     update.run(batches, SIZE)
     other.compiled().run(batches, SIZE)

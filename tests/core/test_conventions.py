@@ -65,9 +65,6 @@ def assert_as_walked(got, want, mask=None, rtol=1e-12):
     np.testing.assert_allclose(got.numpy(), np.where(walked, want, 0.0), rtol=rtol, atol=rtol)
 
 
-# -- Gymnasium --------------------------------------------------------------------------------------------------------
-
-
 def make_sparse(window, time_dim):
     """Values of the final observations at truncated steps alone."""
     time, env = np.nonzero(window.truncated)
@@ -121,9 +118,6 @@ def test_the_lines_for_gymnasium_next_step(name):
     assert begins_with_reset and ends_done and ends_with_reset
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------------
-
-
 def flags(*cells):
     return torch.tensor([cells], dtype=torch.bool)
 
@@ -169,9 +163,6 @@ def test_a_truncated_step_without_a_final_value_is_loud(form):
     for trunc, loud in ((flags(1, 0, 0), [True, False, False]), (flags(0, 0, 1), [True] * 3)):
         boundaries = conv.from_gymnasium_same_step(flags(0, 0, 0), trunc, nothing, edge(7.0))
         assert torch.isnan(compute_advantages(numbers(1, 1, 1), numbers(1, 1, 1), boundaries)).tolist() == [loud]
-
-
-# -- all of them ------------------------------------------------------------------------------------------------------
 
 
 def make_arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu"):
@@ -258,8 +249,6 @@ def test_gradients_flow_into_the_bootstrap():
     assert kwargs["final_values"].grad[:, :-1].eq(1).all()
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
 CELLS = [(name, key, kind) for name, signature in SIGNATURES.items() for key, kind in signature.items()]
 
 
@@ -306,9 +295,6 @@ def test_final_values_with_an_edge_are_refused():
     conv.from_gymnasium_same_step(**kwargs | {"final_values": final})
     with pytest.raises(ValueError, match=r"^final_values.last_value: got float, expected None, since next_value"):
         conv.from_gymnasium_same_step(**kwargs | {"final_values": replace(final, last_value=0.0)})
-
-
-# -- documentation ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda code: "+".join(re.findall(r"(?:from|approximate)_\w+", code)))

@@ -98,8 +98,6 @@ def list_tensors(results):
     return [results] if isinstance(results, torch.Tensor) else [x for x in results if x is not None]
 
 
-# --- losses -----------------------------------------------------------------------------------------------------------
-
 OFFSETS, OTHER_OFFSETS = torch.tensor([0, *LENGTHS]).cumsum(0), torch.tensor([0, 2, 5, 10, 13])
 MASK, VALUES, LOG_PROBS = {"mask": draw_flags(*SHAPE)}, {"values": draw(*SHAPE)}, {"log_probs": draw(*SHAPE)}
 LOSS = {name: draw(*SHAPE) for name in ("old_log_probs", "advantages", "returns", "old_values")} | VALUES
@@ -145,8 +143,6 @@ for aggregation in ("token-mean", "sequence-mean", "sequence-sum"):
     add_slots(*arguments, FLAGS, PACKED_MASK, **options, cu_seqlens=OFFSETS)
     add_slots(*arguments, INTEGERS[:2], {"cu_seqlens": OFFSETS}, VECTOR_LAYOUTS, **options, **PACKED_MASK)
 
-# --- estimators and normalisation -------------------------------------------------------------------------------------
-
 FREQUENT = {"term": 0.3, "trunc": 0.3, "valid": 0.8}
 STATE = draw(SHAPE[0])
 for estimator in (*BACKWARD, *FORWARD):
@@ -190,8 +186,6 @@ for name in ("env", "time"):
     index = {name: FINAL[name]}
     add_slots("FinalValues", follow_values, {"rewards": draw(*SHAPE)}, (*INTEGERS, *UNSIGNED), index, VECTOR_LAYOUTS)
 
-# --- functions without a backend --------------------------------------------------------------------------------------
-
 WITH_BACKEND = list(SLOTS)
 REWARDS = draw(*SHAPE)
 for mode in ("mean-std", "mean", "leave-one-out"):
@@ -218,9 +212,6 @@ INTERPRETED = (
 )
 """Of those with a backend, one of every kind that kernels read."""
 WITHOUT_BACKEND = [name for name in SLOTS if name not in WITH_BACKEND]
-
-
-# --- the tests --------------------------------------------------------------------------------------------------------
 
 
 def spell(x, dtype):

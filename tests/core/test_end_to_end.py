@@ -16,8 +16,6 @@ from benchmarks import __main__ as runner
 from benchmarks import harness, report
 from benchmarks.end_to_end import Arm, Setting, run, stopwatch
 
-# --- arithmetic -------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("arms", ["ab", "abc", "abcd"])
 def test_every_arm_takes_every_place_equally_often(arms):
@@ -57,9 +55,6 @@ def test_a_step_that_takes_no_time_reaches_the_bound():
     assert rows["ours", "speed-up"].median == pytest.approx(rows["stock", "bound"].median, rel=1e-4)
 
 
-# --- the stopwatch ----------------------------------------------------------------------------------------------------
-
-
 def test_a_part_interrupts_the_one_around_it(monkeypatch):
     """A second passes between any two moments."""
     ticks = count()
@@ -77,9 +72,6 @@ def test_a_part_interrupts_the_one_around_it(monkeypatch):
     with watch.part("outside"):
         pass
     assert watch.time(lambda: None) == {"total": 1e6, "rest": 1e6}
-
-
-# --- arms -------------------------------------------------------------------------------------------------------------
 
 
 def make_framework(**results):

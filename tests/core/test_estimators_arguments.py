@@ -15,8 +15,6 @@ def make_arguments(estimator, **changes):
     return {name: x for name, x in Call(case).kwargs.items() if not name.startswith("compute_")}
 
 
-# --- switches ---------------------------------------------------------------------------------------------------------
-
 SWITCHES = {
     "compute_gae": "compute_returns",
     "compute_vtrace": "compute_advantages",
@@ -38,9 +36,6 @@ def test_switches_are_true_or_false(estimator, value):
 def test_the_direction_of_a_recurrence_has_no_default():
     with pytest.raises(TypeError, match="reverse"):
         ours.linear_recurrence(torch.ones(1, 3), torch.ones(1, 3))
-
-
-# --- values in the place of flags -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", [0.5, -1.0, 2.0, float("nan")])
@@ -86,9 +81,6 @@ def test_a_gpu_looks_at_values_once(monkeypatch):
     assert len(seen) == 1
     with forbid_waiting():
         ours.compute_discounted_returns(rewards[:, :2], flags[:, :2], bootstrap_values=0.0)
-
-
-# --- one reading ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("duplicate", [3.0, torch.nan])
@@ -140,9 +132,6 @@ def test_a_decay_per_step_or_per_feature(target):
         got = ours.compute_eligibility_traces(x, decay=explicit, backend=target.backend)
         want = ours.compute_eligibility_traces(x, decay=explicit.expand(x.shape).clone(), backend=target.backend)
         assert torch.equal(got, want)
-
-
-# --- errors name the argument -----------------------------------------------------------------------------------------
 
 
 def test_tensors_that_are_no_plain_memory():

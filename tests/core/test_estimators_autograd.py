@@ -290,9 +290,6 @@ def test_integers_take_part_without_a_gradient(target):
     assert not call(target.backend)[0].requires_grad
 
 
-# --- torch.compile ----------------------------------------------------------------------------------------------------
-
-
 def draw_compiled_cases(estimator):
     """A case with every kind of optional argument present, and one with few."""
     features = (2,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()
@@ -370,8 +367,6 @@ def test_compiles_with_out(target, estimator):
     assert same_bits(got, want[0] * 2) and all(same_bits(x, y) for x, y in zip(outs, want, strict=True))
 
 
-# --- containment of gradients -----------------------------------------------------------------------------------------
-
 RATIOS = {"vtrace": cases.VTRACE, "retrace": cases.RETRACE, "gae": cases.GAE}
 
 
@@ -432,9 +427,6 @@ def test_final_values_in_a_list_have_gradients():
     found = compute_gae(rewards, rewards, None, cut, bootstrap_values=FinalValues([0], [1], [value], 0.0), gamma=0.9)
     found.advantages[0, 1].backward()
     assert value.grad.item() == pytest.approx(0.9)
-
-
-# --- sums over actions ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("differentiated", [False, True])

@@ -283,9 +283,6 @@ def test_linear_recurrence(target, changes, expected):
     assert_numbers(case.replace(**changes), target, expected)
 
 
-# --- every pattern ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
 @pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 def test_every_pattern_of_three_steps(target, estimator, mask_mode):
@@ -315,9 +312,6 @@ def test_every_pattern_of_four_steps(target, estimator, mask_mode):
         check_case(with_state, target)
         if estimator is cases.PREFIX:
             check_case(with_state.replace(**STARTS), target)
-
-
-# --- extremes, layouts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -351,14 +345,10 @@ def test_any_number_of_actions(target, num_actions):
     case = case.replace(next_action_probs=rng.dirichlet(np.ones(num_actions), shape[:2]), next_q_values=q)
     for time_dim in (-1, 0):
         check_case(case, target, How(time_dim=time_dim))
-    expected = case.expected(sum_expectation)[0]
+    expected = case.expected(lambda **x: ((x["next_action_probs"] * x["next_q_values"]).sum(-1),))[0]
     reduced = case.replace(next_action_probs=None, next_q_values=None, expected_next_q=expected)
     for one, other in zip(run_case(case, target), run_case(reduced, target), strict=True):
         assert_close(one, other, rtol=3e-6)
-
-
-def sum_expectation(next_action_probs, next_q_values, **_):
-    return ((next_action_probs * next_q_values).sum(-1),)
 
 
 def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
@@ -384,9 +374,6 @@ def test_wide_layouts_agree(target, estimator, mask_mode):
     if target.interpreted:
         pytest.skip("too wide for the interpreter")
     assert_layouts_agree(target, estimator, mask_mode, 1037, 0.7)
-
-
-# --- the forms of the arguments ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)

@@ -322,8 +322,6 @@ def test_compiles_without_a_graph_break(target, estimator):
     assert same_bits(compiled(first, cu_seqlens), call_estimator(first, cu_seqlens))
 
 
-# --- errors -----------------------------------------------------------------------------------------------------------
-
 TOTAL = sum(LENGTHS["ragged"])
 
 
@@ -382,8 +380,6 @@ def test_what_does_not_go_together(estimator):
             with pytest.raises(ValueError, match="state"):
                 estimator.function(**kwargs, state=ScanState(bad, bad > 0))
 
-
-# --- on a GPU ---------------------------------------------------------------------------------------------------------
 
 GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
 

@@ -118,8 +118,6 @@ def test_the_cpu_backend_is_the_serial_loop_to_the_bit(target, form, mask_mode):
                 assert same_bits(result.contiguous(), torch.as_tensor(loop))
 
 
-# --- overflow ---------------------------------------------------------------------------------------------------------
-
 DECAYS = ("50", "3e38", "tensor", "huge tensor")
 
 
@@ -186,9 +184,6 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
         np.testing.assert_array_equal(x[~overflows], loop[~overflows])
         finite = np.isfinite(loop)
         np.testing.assert_allclose(x[finite], loop[finite], rtol=1e-5)
-
-
-# --- the same bits ----------------------------------------------------------------------------------------------------
 
 
 @ALL

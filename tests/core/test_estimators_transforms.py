@@ -38,9 +38,6 @@ def results_of(answer):
     return (answer,) if isinstance(answer, torch.Tensor) else tuple(x for x in answer if x is not None)
 
 
-# --- torch.compile ----------------------------------------------------------------------------------------------------
-
-
 def check_one_compilation(function, calls, tolerance=0.0, **options):
     """The first call's compilation serves all, without a break of the graph. Returns the last call's results."""
     torch._dynamo.reset()
@@ -111,9 +108,6 @@ def test_a_number_out_of_its_range_is_an_error_when_compiled():
     compiled(0.5)
     with pytest.raises(Exception, match="lambda_: got"):
         compiled(1.5)
-
-
-# --- derivatives ------------------------------------------------------------------------------------------------------
 
 
 def make_function(estimator, backend, seed=0):

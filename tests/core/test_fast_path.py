@@ -25,6 +25,7 @@ from rl_triton_core._internal.launch import fast_path, plan
 from rl_triton_core._internal.launch import kernels as launch_kernels
 from rl_triton_core._internal.launch import launcher as triton_launcher
 from rl_triton_core._internal.launch.launcher import CURRENT_STREAM, RecordedLaunch, ResolvedLaunch
+from rl_triton_core.losses import grpo_loss
 
 pytestmark = pytest.mark.covering
 
@@ -255,6 +256,14 @@ class Pair(NamedTuple):
     second: Any
 
 
+def launch(launched, x, *numbers, result=None, resolve=lambda launch: launch):
+    """As a function that launches something with x, numbers and a new tensor, which a repeated call adds to a list."""
+    result = torch.empty_like(x) if result is None else result
+    resolved = ResolvedLaunch(lambda *given: launched.append(given), (x, *numbers, result))
+    triton_launcher.record_launch(RecordedLaunch(lambda: resolve(resolved)))
+    return result
+
+
 def repeat_call(arguments, launches, results, outcome=None):
     """A function that takes the fast path of a function whose call with such arguments launched this, or None."""
     sequences = fast_path.find_sequences(arguments)
@@ -349,10 +358,7 @@ def test_numbers_that_are_constants_are_recorded_when_they_come_again(on_cpu):
     launched, recorded = [], []
 
     def function(x, number: "float"):
-        result = torch.empty_like(x)
-        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, float(number), result))
-        triton_launcher.record_launch(RecordedLaunch(lambda: (recorded.append(1), launch)[1]))
-        return result
+        return launch(launched, x, float(number), resolve=lambda launch: (recorded.append(1), launch)[1])
 
     call = fast_path.with_fast_path(function)
     for number in range(9):
@@ -635,9 +641,7 @@ def recording_function():
 
     def scale(x, gamma: "float" = 0.5, number=1, out=None):
         (gamma,) = triton_launcher.mark_numbers([check.check_number("gamma", gamma, 0.0, 1.0)])
-        result = torch.empty_like(x) if out is None else out[0]
-        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, gamma, number, result))
-        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
+        result = launch(launched, x, gamma, number, result=None if out is None else out[0])
         launched.append("normal path")
         return result
 
@@ -751,10 +755,8 @@ def test_threads_record_apart(on_cpu):
     launched, barrier = [], threading.Barrier(2)
 
     def meet(x, gamma: "float" = 0.5):
-        result = torch.empty_like(x)
         barrier.wait(10)
-        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
+        result = launch(launched, x)
         barrier.wait(10)
         return result
 
@@ -828,10 +830,7 @@ def test_an_error_is_no_first_call(on_cpu):
         calls.append(x)
         if len(calls) == 1:
             raise ValueError("x: got nothing")
-        result = torch.empty_like(x)
-        launch = ResolvedLaunch(lambda *given: launched.append(given), (x, result))
-        triton_launcher.record_launch(RecordedLaunch(lambda: launch))
-        return result
+        return launch(launched, x)
 
     call = fast_path.with_fast_path(function)
     with pytest.raises(ValueError, match="got nothing"):
@@ -841,17 +840,22 @@ def test_an_error_is_no_first_call(on_cpu):
     assert (len(calls), len(launched)) == (3, 1)
 
 
-# --- on the CPU -------------------------------------------------------------------------------------------------------
-
-
-def test_offsets_are_checked_in_every_call_on_the_cpu():
+@pytest.mark.parametrize(
+    "function",
+    [
+        partial(ours.compute_discounted_returns, bootstrap_values=0.0),
+        lambda x, **options: grpo_loss(x, x, x[:2], **options),
+    ],
+    ids=["returns", "losses"],
+)
+def test_offsets_are_checked_in_every_call_on_the_cpu(function):
     """They are read, unlike on a GPU, where the kernel asserts that they are in order."""
     pytest.importorskip("numba")
     x, offsets = torch.ones(10), torch.tensor([0, 4, 10])
     for _ in range(4):
-        ours.compute_discounted_returns(x, bootstrap_values=0.0, cu_seqlens=offsets)
+        function(x, cu_seqlens=offsets)
     with pytest.raises(ValueError, match="cu_seqlens"):
-        ours.compute_discounted_returns(x, bootstrap_values=0.0, cu_seqlens=torch.tensor([0, 4, 11]))
+        function(x, cu_seqlens=torch.tensor([0, 4, 11]))
 
 
 def test_the_number_of_threads_counts_at_once(monkeypatch):

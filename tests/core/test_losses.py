@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from losses_cases import HEADS, Case, call, check, leaves, make
+from losses_cases import HEADS, Case, call, check, differentiate, leaves, make
 
 from rl_triton_core import losses
 from rl_triton_core.losses import (
@@ -44,9 +44,6 @@ def mask_of(n, kind, seed=5):
         return None
     flags = torch.rand(n, generator=torch.Generator().manual_seed(seed)) < 0.6
     return flags * torch.rand(n, generator=torch.Generator().manual_seed(6)) * 2 if kind == "weights" else flags
-
-
-# --- the equations ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -108,9 +105,6 @@ def test_any_minibatch(target, seed, n, size, choice):
     check(case, target, mask=mask, rtol=1e-4, grad_rtol=1e-4, **value, **options)
 
 
-# --- gradients --------------------------------------------------------------------------------------------------------
-
-
 def test_gradients_without_a_backward_pass(target):
     x = torch.randn(3, device=target.device, requires_grad=True)
     values = x.detach().clone()
@@ -147,8 +141,7 @@ def test_a_second_derivative_is_refused(target):
 def test_a_retained_graph_gives_the_same_gradient_again(target, head):
     case = make(head)
     network, inputs = leaves(case.network)
-    moved = {name: x.to(target.device) for name, x in network.items()}
-    loss = call(case, moved, device=target.device, backend=target.backend).loss
+    loss = call(case, network, device=target.device, backend=target.backend).loss
     first = torch.autograd.grad(3 * loss, inputs, retain_graph=True)
     kept = [x.clone() for x in first]
     for x in first:
@@ -169,11 +162,10 @@ def test_only_what_requires_grad_has_a_gradient(target):
     case = make("gaussian")
     network, _ = leaves(case.network)
     network["mean"].requires_grad_(False)
-    moved = {name: x.to(target.device) for name, x in network.items()}
-    call(case, moved, device=target.device, backend=target.backend, entropy_coef=0.1).loss.backward()
+    call(case, network, device=target.device, backend=target.backend, entropy_coef=0.1).loss.backward()
     assert network["mean"].grad is None and network["log_std"].grad.abs().sum() > 0
     with torch.no_grad():
-        assert not call(case, moved, device=target.device, backend=target.backend).loss.requires_grad
+        assert not call(case, network, device=target.device, backend=target.backend).loss.requires_grad
 
 
 EXACT_VALUES = [("sb3", "mse"), ("cleanrl", "huber"), ("rllib", "huber")]
@@ -209,9 +201,6 @@ def test_gradients_in_float16_are_scaled_before_they_are_rounded(target):
     assert_close(x.grad.float(), torch.full((n,), -(2.0**-10), device=target.device), rtol=1e-3)
 
 
-# --- edges ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("n", [0, 5])
 def test_no_element_that_counts(target, head, n):
@@ -219,20 +208,12 @@ def test_no_element_that_counts(target, head, n):
     case = poisoned(make(head, n=max(n, 1)), slice(None))
     if not n:
         case = Case(case.head, *({k: v if k == "nvec" else head_of(v) for k, v in x.items()} for x in case[1:]))
-    network, inputs = leaves(case.network)
-    moved = {name: to(x, target.device) for name, x in network.items()}
-    mask = torch.zeros(n, dtype=torch.bool)
     options = {"value_clip": 0.2, "normalize_advantages": True, "entropy_coef": 0.1, "kl_coef": 1.0}
-    kl = {"kl_estimator": "k3"} if head in ("ppo", "entropy") else {}
-    got = call(case, moved, device=target.device, exact_kl=not kl, mask=mask, backend=target.backend, **options, **kl)
+    kl = {"kl_estimator": "k3"} if head in ("ppo", "entropy") else {"exact_kl": True}
+    got, inputs = differentiate(case, target, mask=torch.zeros(n, dtype=torch.bool), **options, **kl)
     assert got.loss == 0 and got.explained_variance.isnan()
     assert all(x == 0 for name, x in got._asdict().items() if name != "explained_variance")
-    got.loss.backward()
     assert all(x.grad.eq(0).all() for x in inputs)
-
-
-def to(x, device):
-    return [y.to(device) for y in x] if isinstance(x, list) else x.to(device)
 
 
 def head_of(x):
@@ -262,14 +243,10 @@ def test_what_is_masked_leaves_no_trace(target, head):
     clean = make(head)
     mask = mask_of(37, "flags")
     options = {"mask": mask, "normalize_advantages": True, "value_clip": 0.2, "entropy_coef": 0.1, "kl_coef": 0.5}
-    exact = head not in ("ppo", "entropy")
-    options |= {} if exact else {"kl_estimator": "k3"}
+    options |= {"kl_estimator": "k3"} if head in ("ppo", "entropy") else {"exact_kl": True}
     results = []
     for case in (clean, poisoned(clean, ~mask)):
-        network, inputs = leaves(case.network)
-        moved = {name: to(x, target.device) for name, x in network.items()}
-        got = call(case, moved, device=target.device, exact_kl=exact, backend=target.backend, **options)
-        got.loss.backward()
+        got, inputs = differentiate(case, target, **options)
         results.append([*(x.detach().cpu() for x in got), *(x.grad for x in inputs)])
     for want, got in zip(*results, strict=True):
         assert torch.equal(want, got)
@@ -339,10 +316,7 @@ def test_a_gaussian_that_cannot_draw_the_action(target, advantage):
     """Its ratio is 0, and so are the derivatives, which would be 0 times infinity."""
     case = make("gaussian per state")
     case.network["log_std"][3], case.data["advantages"][3] = -1e3, advantage
-    network, inputs = leaves(case.network)
-    moved = {name: x.to(target.device) for name, x in network.items()}
-    got = call(case, moved, device=target.device, backend=target.backend)
-    got.loss.backward()
+    got, inputs = differentiate(case, target)
     assert got.loss.isfinite() and got.ratio_min == 0
     assert all(x.grad.isfinite().all() for x in inputs) and inputs[0].grad[3].eq(0).all()
 
@@ -350,10 +324,8 @@ def test_a_gaussian_that_cannot_draw_the_action(target, advantage):
 def test_one_element(target):
     """SB3 does not normalise one advantage; the variance of one return explains nothing."""
     x = torch.zeros(1, device=target.device, requires_grad=True)
-    got = ppo_loss(
-        LogProbs(x), None, x.detach(), x.detach() + 2, values=x.detach(), returns=x.detach(),
-        normalize_advantages=True, backend=target.backend,
-    )  # fmt: skip
+    old, options = x.detach(), {"normalize_advantages": True, "backend": target.backend}
+    got = ppo_loss(LogProbs(x), None, old, old + 2, values=old, returns=old, **options)
     assert got.loss == -2 and got.explained_variance.isnan()
     got.loss.backward()
     assert x.grad == -2
@@ -420,9 +392,6 @@ def test_bernoulli_actions_that_are_unlikely(target):
     assert got.loss == -1 and logits.grad.tolist() == [[1, -1]]
 
 
-# --- known answers ----------------------------------------------------------------------------------------------------
-
-
 def test_known_answers(target):
     """By hand: ratios 1, 1.5 and 0.5."""
     old = torch.zeros(3, device=target.device)
@@ -439,9 +408,6 @@ def test_known_answers(target):
         got = ppo_loss(LogProbs(r), None, r, r, values=v, value_clip=0.1, value_clip_mode=mode, **options)
         assert float(got.value_loss) == pytest.approx(want)
     assert float(ppo_loss(LogProbs(r), None, r, r, values=v * 3, huber_delta=1.0, **options).value_loss) == 2.5
-
-
-# --- numbers and memory -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("head, n", [("ppo", 5000), ("categorical", 3000), ("gaussian", 3000)])
@@ -476,12 +442,9 @@ def test_any_shape_and_strides(target):
         return x.transpose(0, 1).contiguous().transpose(0, 1)
 
     moved = Case(case.head, *({name: spread_out(x) for name, x in group.items()} for group in case[1:]))
-    network, inputs = leaves(moved.network)
+    network, _ = leaves(moved.network)
     logits = network["logits"].detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_()
-    got = call(
-        moved, {**network, "logits": logits.to(target.device), "values": inputs[1].to(target.device)},
-        device=target.device, backend=target.backend,
-    )  # fmt: skip
+    got = call(moved, {**network, "logits": logits}, device=target.device, backend=target.backend)
     assert torch.equal(got.loss.detach(), want.loss)
     got.loss.backward()
     assert logits.grad.shape == (4, 6, 4)
@@ -513,15 +476,10 @@ def test_equal_inputs_give_equal_bits(target):
     case = make("gaussian", n=3000 if not target.interpreted else 60)
     results = []
     for _ in range(2):
-        network, inputs = leaves(case.network)
-        moved = {name: x.to(target.device) for name, x in network.items()}
-        got = call(case, moved, device=target.device, backend=target.backend, normalize_advantages=True)
-        got.loss.backward()
+        got, inputs = differentiate(case, target, normalize_advantages=True)
         results.append([got.loss.detach(), *(x.grad for x in inputs)])
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
 
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 X, Y = torch.zeros(4), torch.zeros(4, 1)
 BAD = {

@@ -183,9 +183,6 @@ def test_bad_arguments(message):
         BAD[message]()
 
 
-# --- groups -----------------------------------------------------------------------------------------------------------
-
-
 def relative(rewards, groups, mode, correction, epsilon):
     """Group by group, in exact sums."""
     result = [0.0] * len(rewards)

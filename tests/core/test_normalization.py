@@ -64,9 +64,6 @@ def run_on(target, advantages, mask=None, **options):
     return result.cpu()
 
 
-# --- the equation -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("valid", [1.0, 0.6])
 @pytest.mark.parametrize("shape", [(6, 11), (7,), (70, 101), (2, 3, 5)], ids=str)
@@ -86,9 +83,6 @@ def test_float64(float64_target, rule):
         got = run_on(float64_target, given, mask, **options(rule))
         assert_close(got, compute_oracle(given, mask, *rule), rtol=rtol)
     assert not run_on(float64_target, torch.full_like(advantages, 0.1), **options(rule)).any()
-
-
-# --- defined results --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -146,9 +140,6 @@ def test_masked_cells_have_no_effect(target, value):
     assert same_bits(want[~mask], torch.zeros(int((~mask).sum())))
 
 
-# --- accuracy ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("valid", [1.0, 0.7])
 @pytest.mark.parametrize(("mean", "spread"), [(1e6, 1), (-3e7, 4), (1e-20, 1e-25), (1e30, 1e25), (0, 1e-40)])
 def test_a_large_mean_with_a_small_spread(target, mean, spread, valid):
@@ -191,9 +182,6 @@ def test_large(target):
     valid = advantages[mask].double()
     want = torch.where(mask, (advantages.double() - valid.mean()) / valid.std(), 0)
     assert_close(run_on(target, advantages, mask), want, rtol=2e-7)
-
-
-# --- memory and types -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mask_layout", [None, *LAYOUTS[:5]])
@@ -280,8 +268,6 @@ def test_the_number_of_threads_changes_nothing(target, monkeypatch):
     assert all(same_bits(result, results[0]) for result in results)
 
 
-# --- bad input --------------------------------------------------------------------------------------------------------
-
 GOOD = torch.ones(3, 5)
 EXPANDED = torch.ones(3, 1).expand(3, 5)
 BAD = [
@@ -327,9 +313,6 @@ def test_triton_takes_no_float64(target):
     if target.backend == "triton":
         with pytest.raises(TypeError, match=r"^advantages: .*float64.*float32"):
             run_on(target, torch.ones(3, dtype=torch.float64))
-
-
-# --- gradients and torch.compile --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -387,8 +370,6 @@ def test_compiles_with_out():
     function(advantages, out)
     assert_close(out, compute_oracle(advantages), rtol=2e-7)
 
-
-# --- several processes ------------------------------------------------------------------------------------------------
 
 RANKS = 2
 CASES = ("plain", "masked", "one rank without a valid step", "one rank empty", "one element in all", "none", "equal")

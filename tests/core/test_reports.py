@@ -18,9 +18,6 @@ from benchmarks.results import ROOT, Result, make_row
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 
 
-# --- pages ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("page", report.list_pages())
 def test_a_generated_page_is_what_its_script_makes(page):
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -88,9 +85,6 @@ def test_the_headline_is_what_the_file_has():
         for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
             (row,) = results.select_rows(rows, arm, "over ours")
             assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
-
-
-# --- single benchmarks ------------------------------------------------------------------------------------------------
 
 
 def test_first_calls_with_and_without_what_was_compiled(monkeypatch):

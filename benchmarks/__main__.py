@@ -6,8 +6,6 @@ Every arm is verified before it is timed. A setting is written when it is measur
 it; what the budget does not allow is printed. Needs no installation of the project.
 """
 
-from __future__ import annotations
-
 import gc
 import importlib
 import importlib.util

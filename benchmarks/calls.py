@@ -1,7 +1,5 @@
 """Calls of the estimators: suites of workloads, and the arms that meet on them, each verified against an oracle."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import product

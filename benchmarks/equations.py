@@ -4,8 +4,6 @@ Tensors have environments and time in either order; `dim` is the dimension of ti
 is the oracle that every arm must agree with, and with a doubling scan the baseline that torch.compile makes fast.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

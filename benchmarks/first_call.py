@@ -4,8 +4,6 @@ What a call compiles goes to a directory that is empty for one process, and hold
 backend and its compiler are imported before, and timed too.
 """
 
-from __future__ import annotations
-
 import importlib
 import multiprocessing
 import os

@@ -5,8 +5,6 @@ host's clock. Arms take turns, a burst of up to 50 calls after as many warm-ups 
 within a CUDA graph of many (`triton.testing.do_bench_cudagraph`).
 """
 
-from __future__ import annotations
-
 import gc
 import itertools
 import multiprocessing

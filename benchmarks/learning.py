@@ -7,8 +7,6 @@ grows with every update, so runs of one seed differ in the end, and only many se
 weights moved by 1e-7 of themselves before training: what rounding alone does.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import multiprocessing
 import time

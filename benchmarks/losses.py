@@ -3,8 +3,6 @@
 On a CPU torch.compile compiles for all sizes at once. Our result is compared with eager PyTorch's before it is timed.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial

@@ -5,8 +5,6 @@ same updates of the same rollout, and weights must agree. Times are those of the
 nothing is captured.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial

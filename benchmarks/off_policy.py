@@ -4,8 +4,6 @@ All arms begin alike and make the same first gradient steps, after which paramet
 is rounded. On a GPU, a third arm asks no more what its updates depend on: the bound of what questions cost.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Sequences end to end (cu_seqlens) against the same ones as padded rows, with a mask or all of one length."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial

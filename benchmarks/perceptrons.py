@@ -5,8 +5,6 @@ has one epoch and at least four minibatches. After the first one, parameters mus
 any size are compiled here, to see from which on they should not be: `networks.MAX_WEIGHTS`.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ seen before is called once; calls that compiled a kernel are counted apart. Resu
 the reference backend's.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import statistics

@@ -5,8 +5,6 @@ setting, as "name=value; ..."; an arm, one of the ways that are compared; a metr
 was measured, and of how many values; the commit; and a note, where there is no number the reason.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import statistics

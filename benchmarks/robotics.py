@@ -1,7 +1,5 @@
 """Whole updates of RSL-RL, RL-Games and skrl against ours, of the same rollout."""
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from collections.abc import Iterator

@@ -7,8 +7,6 @@ A copy is the time in which the logits are read, and for gradients read again an
 compared with float64 first.
 """
 
-from __future__ import annotations
-
 import importlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ The floor is what GRPO cannot do without: each response's rewards are summed, an
 its tokens.
 """
 
-from __future__ import annotations
-
 import logging
 from argparse import Namespace
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What is computed: an estimator on random experience of some shape, memory layout and dtype."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

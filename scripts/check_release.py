@@ -6,8 +6,6 @@ have to resolve.
 Slow: it installs PyTorch twice.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

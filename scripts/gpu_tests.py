@@ -11,8 +11,6 @@ run that are marked `gpu`. Writes gpu_tests.json (hardware, versions, commit, an
 SUITE.xml and SUITE.log of each, which names every test as it ends. Takes minutes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -11,8 +11,6 @@ failure. A mutant that they let pass survives, and makes this program fail; so d
 The mutants are rows of scripts/mutation/BACKEND.tsv. Those of an adapter run the adapters' tests, others the core's.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import math

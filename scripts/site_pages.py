@@ -3,8 +3,6 @@
 MkDocs calls the functions `on_...` when it builds the site (`hooks` in mkdocs.yml).
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Iterator

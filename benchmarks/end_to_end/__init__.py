@@ -5,8 +5,6 @@ timed, and what the arms are. The file holds `SETTINGS` by device, and `make_arm
 is before training. Where not all arms differ in all settings, `list_arms` chooses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A single-file PPO in CleanRL's manner whose environments live on the device: examples/ppo_gpu_envs.py."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """RLlib: updates of IMPALA and APPO on a batch, with its V-Trace, with ours, and with our whole update."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib import import_module

@@ -1,7 +1,5 @@
 """RLlib: `PPOTorchLearner.update` on episodes, with its connector, with ours, and with our whole update."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any
 

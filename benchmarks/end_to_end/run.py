@@ -4,8 +4,6 @@ In every setting, all arms first compute the advantages of the same experience, 
 arm. Then each trains an agent of its own, an iteration in turns.
 """
 
-from __future__ import annotations
-
 import statistics
 from argparse import Namespace
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, with ours, and with our whole update."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from importlib import import_module

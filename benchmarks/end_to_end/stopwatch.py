@@ -3,8 +3,6 @@
 On a GPU also the memory that is reserved, and what the host asks of the device.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import time

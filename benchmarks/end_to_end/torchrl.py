@@ -1,7 +1,5 @@
 """TorchRL: epochs of `ClipPPOLoss` over a random tensordict, advantages by its value estimator or ours."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

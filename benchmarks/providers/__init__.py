@@ -1,7 +1,5 @@
 """Who computes it: ours, and what others run. A function each, and a line in REGISTRY."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable

@@ -5,8 +5,6 @@ that arrive with an observation: step t reads them at t + 1, and the last column
 are float32. GAE in env-major memory only; needs nvcc and ninja.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Backward estimators load in reversed order. Rows are env-major: a time-major win
 For rows too long for that, `blocks` has a program per row that scans one block after another.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

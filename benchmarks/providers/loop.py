@@ -1,7 +1,5 @@
 """A Python loop over time with PyTorch operations on all environments: what most frameworks run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import torch

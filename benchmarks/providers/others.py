@@ -3,8 +3,6 @@
 Frameworks are imported where they are called: each may be missing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

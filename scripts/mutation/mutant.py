@@ -4,8 +4,6 @@ Code is found by its syntax tree, whatever its layout. A pattern is a piece of P
 or statements one after another.
 """
 
-from __future__ import annotations
-
 import ast
 import csv
 from collections.abc import Iterator

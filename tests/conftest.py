@@ -22,7 +22,9 @@ from gpu_checks import GPU
 from hypothesis import Phase, settings
 from recorded_graphs import allow_captures
 
-sys.path.insert(0, str(Path(__file__).parent))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+sys.path += [str(ROOT / name) for name in ("", "examples", "scripts")]
 
 PHASES = (Phase.explicit, Phase.reuse, Phase.generate)  # a case is a seed: shrinking it makes no smaller arrays
 settings.register_profile("ci", max_examples=8, deadline=None, phases=PHASES, derandomize=True)

@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import cleanrl_diff
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from recorded_graphs import allow_captures
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
-import cleanrl_diff
 
 pytest.importorskip("tensorboard")
 

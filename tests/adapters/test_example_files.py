@@ -10,13 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import command_line
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "examples"))
-
-import command_line  # noqa: E402
-
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 PARTS = ("upgo.py", "gpu_envs.py", "command_line.py", "ppo_sb3_report.py", "ppo_multi_gpu.py", "advantages_verl.py")
 """An estimator, environments, what is shared, a report, what takes the flags of ppo_gpu_envs.py, advantages alone."""

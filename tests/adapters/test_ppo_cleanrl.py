@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import sys
 from pathlib import Path
 
 import gymnasium as gym
@@ -16,7 +15,6 @@ pytest.importorskip("tensorboard")
 pytest.importorskip("tqdm")
 
 PATH = Path(__file__).parents[2] / "examples" / "ppo_cleanrl.py"
-sys.path.insert(0, str(PATH.parent))
 SIZES = {"--num-envs": "4", "--num-steps": "64", "--num-minibatches": "4", "--update-epochs": "4"}
 SMALL = ["--quiet", "--seed", "3", *(x for pair in SIZES.items() for x in pair)]
 PENDULUM = [*SMALL, "--env-id", "ShortPendulum-v0", "--total-timesteps", "1024", "--gamma", "0.9"]

@@ -1,8 +1,5 @@
 """The environments of examples/ppo_gpu_envs.py step as Gymnasium's own do, and the example learns."""
 
-import sys
-from pathlib import Path
-
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -12,7 +9,6 @@ from recorded_graphs import allow_captures
 from torch.distributions import Categorical, Independent, Normal
 
 pytest.importorskip("tensorboard")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_gpu_envs as example
 

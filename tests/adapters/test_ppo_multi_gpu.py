@@ -2,14 +2,12 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from processes import GLOO, run_ranks
 
 pytest.importorskip("tensorboard")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_gpu_envs
 import ppo_multi_gpu

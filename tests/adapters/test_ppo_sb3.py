@@ -10,7 +10,6 @@ from compilations import run_with_paths
 pytest.importorskip("matplotlib")
 pytest.importorskip("stable_baselines3")
 pytest.importorskip("tensorboard")
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 import ppo_sb3 as example
 import ppo_sb3_report as report

@@ -1,13 +1,10 @@
 """Benchmarks run, in the environment that has their packages, and measure what their result files have."""
 
-import sys
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner

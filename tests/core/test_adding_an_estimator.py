@@ -2,7 +2,6 @@
 
 import doctest
 import importlib
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from rl_triton_core.testing import assert_close
 ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "examples" / "upgo.py").exists():
     pytest.skip("only the package is here", allow_module_level=True)
-sys.path.insert(0, str(ROOT / "examples"))
 upgo = importlib.import_module("upgo")
 
 SHAPE = (3, 17)

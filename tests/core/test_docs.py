@@ -9,7 +9,6 @@ import io
 import json
 import math
 import re
-import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -178,9 +177,6 @@ def test_modules_have_no_import_circle():
 def test_the_worked_example_imports_the_public_module_alone():
     lines = [x for x in page("examples/upgo.py").splitlines() if "import" in x and "rl_triton_core" in x]
     assert [x.split()[:2] for x in lines] == [["from", "rl_triton_core.extending"]]
-
-
-sys.path.insert(0, str(ROOT / "scripts"))
 
 
 def test_the_page_shows_the_worked_example():

@@ -1,15 +1,12 @@
 """Training loops end to end: what is timed and concluded; not how fast anything is."""
 
-import sys
 from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner

@@ -1,14 +1,11 @@
 """Generated pages are what their script makes of the result files, and single benchmarks measure what they say."""
 
-import sys
 from argparse import Namespace
 from itertools import count
-from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner

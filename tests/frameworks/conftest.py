@@ -1,14 +1,12 @@
 """Networks this small lose time to several threads; the examples' environments serve the tests too."""
 
 import sys
-from pathlib import Path
 
 import gymnasium
 import pytest
 import torch
 
 sys.modules.setdefault("gym", gymnasium)  # RL-Games 1.6.1 imports the older name
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,14 @@
 """What a release has to hold, as far as it can be told without building one."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+import check_release
+import rl_triton_core
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-import check_release  # noqa: E402
-import rl_triton_core  # noqa: E402
 
 
 def test_the_pages_state_the_version():

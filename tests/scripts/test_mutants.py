@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
-
 import mutants
 from mutation.mutant import BACKENDS, Mutant, load_mutants
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 
 @pytest.fixture(scope="module")

@@ -31,8 +31,7 @@ class Benchmark(NamedTuple):
 
     module: str
     needs: tuple[str, ...] = ()
-    argument: str = ""
-    """What the module's functions need besides: the name of a suite."""
+    argument: str = ""  # what the module's functions need besides: the name of a suite
 
     def find_missing(self) -> list[str]:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]

@@ -13,11 +13,9 @@ from benchmarks.results import Row, describe_failure, make_row
 from benchmarks.workloads import ESTIMATORS, LAYOUTS, VARIANTS, Inputs, Workload, count_bytes, draw_inputs
 from rl_triton_core.testing import relative_error
 
-TOLERANCE = 1e-5
-"""The largest ‖x − exact‖ / ‖exact‖ of an arm that counts; float32 loops stay well below."""
+TOLERANCE = 1e-5  # the largest ‖x − exact‖ / ‖exact‖ of an arm that counts; float32 loops stay well below
 LARGEST_COMPILED = 1 << 27
-MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64
-"""Of a rollout with more cells only some environments are verified."""
+MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64  # of a rollout with more cells only some environments are verified
 LOOP_LONGEST = 1024
 Shape = tuple[int, int]
 

@@ -20,8 +20,7 @@ Equation = Callable[[Inputs, int, "Rates", Scan], tuple[Tensor, ...]]
 
 GAMMA = 0.99
 ACTIONS = 4
-FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}
-"""Flags, and how often they are set."""
+FLAGS = {"terminated": 0.02, "truncated": 0.01, "dones": 0.02, "mask": 0.9}  # flags, and how often they are set
 LOG_PROBS = ("target_log_probs", "behaviour_log_probs")
 PER_ACTION = ("next_action_probs", "next_q_values")
 
@@ -189,8 +188,7 @@ ESTIMATORS = {
     ),
     "prefix_sum": Estimator("compute_episodic_prefix_sum", solve_prefix_sum, ("x", "dones"), ("sums",), **LOCAL),
 }
-VARIANTS = {
+VARIANTS = {  # GAE without its value targets, and with a mask
     "gae_advantages": GAE._replace(outputs=("advantages",)),
     "gae_masked": GAE._replace(inputs=(*GAE.inputs, "mask")),
 }
-"""GAE without its value targets, and with a mask."""

@@ -18,8 +18,7 @@ from benchmarks.providers.others import make_call
 from benchmarks.results import Row, make_row
 from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
 
-PAIRS = 3
-"""Of processes."""
+PAIRS = 3  # of processes
 Times = tuple[float, ...]
 
 

@@ -25,13 +25,10 @@ from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
 
 Call = Callable[[], Any]
-FLOORS = ("null", "torch_add", "floor")
-"""Arms that compute something less, with which nothing is compared."""
+FLOORS = ("null", "torch_add", "floor")  # arms that compute something less, with which nothing is compared
 TURNS, BURST = 5, 50
-SECONDS = 1.0
-"""About how long an arm is timed: slow calls come in shorter bursts."""
-PROCESSES = min(14, os.cpu_count() or 1)
-"""That compile: each takes some memory of the GPU."""
+SECONDS = 1.0  # about how long an arm is timed: slow calls come in shorter bursts
+PROCESSES = min(14, os.cpu_count() or 1)  # that compile: each takes some memory of the GPU
 A_DAY = 86_400.0
 
 

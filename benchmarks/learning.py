@@ -22,10 +22,8 @@ import torch
 from benchmarks.end_to_end.sb3 import DRAWN, find_class, make_task
 from benchmarks.results import Row, make_row
 
-GRACE = 10.0
-"""Seconds that runs have to return when the time is over."""
-EPISODES = 20
-"""Without exploration, after training."""
+GRACE = 10.0  # seconds that runs have to return when the time is over
+EPISODES = 20  # without exploration, after training
 
 
 def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespace) -> Iterator[Any]:
@@ -47,8 +45,7 @@ class Curves(NamedTuple):
     target_return: float
     total_steps: int
     num_envs: int
-    num_steps: int
-    """Of each environment, between two points."""
+    num_steps: int  # of each environment, between two points
     batch_size: int
     seeds: int = 5
     algorithm: str = "PPO"

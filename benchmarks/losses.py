@@ -19,8 +19,7 @@ from rl_triton_core.testing import assert_close
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
 KINDS = ("forward", "forward and backward")
 SECONDS = 0.3
-TOKENS = 64
-"""Of a sequence."""
+TOKENS = 64  # of a sequence
 
 
 class Setting(NamedTuple):

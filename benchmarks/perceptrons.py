@@ -37,8 +37,7 @@ LARGE = [
     *(Setting(hidden, size, 17, 6) for hidden in (320, 400, 512, 1024) for size in (64, 256, 2048)),
 ]
 SETTINGS = {"cpu": [*SIZES, *LARGE], "cuda": [], "quick": [Setting(8, 16)]}
-SAMPLES = 512
-"""At least so many of a rollout, and four minibatches."""
+SAMPLES = 512  # at least so many of a rollout, and four minibatches
 SECONDS = 3.0
 
 

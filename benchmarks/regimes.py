@@ -31,8 +31,7 @@ SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Workload("gae", 4, 8)]}
 NUM_SHAPES = {False: (200, 1000), True: (3, 3)}
 """How many shapes are called, and over how many kernels are counted, unless it is quick and if it is."""
 MAX_CELLS = 1 << 22
-CHECKED = 5
-"""Of how many shapes the results are compared."""
+CHECKED = 5  # of how many shapes the results are compared
 CALLS = 50
 
 

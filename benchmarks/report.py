@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES = ROOT / "docs" / "plots"
 NOT_YET = "*not measured yet*"
-Column = tuple[str, str]
-"""An arm and a metric."""
+Column = tuple[str, str]  # an arm and a metric
 
 
 def main() -> None:
@@ -96,8 +95,7 @@ def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
 
 WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixels"}
 """Parts of settings as pages call them."""
-DEFAULTS = "defaults"
-"""A variant without a name."""
+DEFAULTS = "defaults"  # a variant without a name
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
     "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
@@ -143,8 +141,7 @@ def name_processor(machine: str, result: Result) -> str:
     return result.system["cpu"] if machine == "cpu" else result.system["gpu"].split(", ")[0]
 
 
-MANY_LINES, MANY_COLUMNS = 12, 8
-"""A longer table is folded, a wider one becomes several."""
+MANY_LINES, MANY_COLUMNS = 12, 8  # a longer table is folded, a wider one becomes several
 
 
 def fold(text: str) -> str:
@@ -357,7 +354,7 @@ def estimate_isaac_lab() -> str:
 
 PPO, OFF_POLICY = {"hidden": 64, "recompute": False}, {"gradient_steps": 1, "train_freq": 1}
 EIGHT = PPO | {"num_envs": 8, "num_steps": 256, "minibatches": 32}
-EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
+EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {  # what users of Stable-Baselines3 have, and where it is measured
     "PPO, CartPole, defaults: 1 environment": ("sb3", PPO | {"num_envs": 1, "num_steps": 2048, "env": "CartPole-v1"}),
     "PPO, CartPole, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "CartPole-v1"}),
     "PPO, CartPole, 64 environments, 4 epochs": ("sb3", PPO | {"num_envs": 64, "env": "CartPole-v1"}),
@@ -371,7 +368,6 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {
     "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
     "DQN, CartPole, updates every 4 steps": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
 }
-"""What users of Stable-Baselines3 have, and where it is measured."""
 LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "off_policy"} | {
     title: ("off_policy", OFF_POLICY | {"algorithm": title.partition(",")[0]})
     for title in ("DDPG, Pendulum", "TQC, Pendulum", "QRDQN, CartPole", "CrossQ, Pendulum")
@@ -429,11 +425,10 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
     return None
 
 
-TABLES = (
+TABLES = (  # benchmarks with a line for each setting
     "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
     "packed", "losses", "multi_gpu", "linear_token_log_probs",
 )  # fmt: skip
-"""Benchmarks with a line for each setting."""
 OF_LOGITS: list[Column] = [
     *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),
     *((arm, "device") for arm in (*KERNELS, "ours", "copy", "ours in place")),

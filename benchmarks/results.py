@@ -19,8 +19,7 @@ from rl_triton_core.system_info import find_commit, system_info
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 DIRTY = "-dirty"
-WRITTEN = ("benchmarks/results", "docs", "README.md")
-"""What measuring and `report.py` write."""
+WRITTEN = ("benchmarks/results", "docs", "README.md")  # what measuring and `report.py` write
 
 
 class Row(NamedTuple):

@@ -50,8 +50,7 @@ VARIANTS = [
 ]
 QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL, *VARIANTS) if x.variant not in (BF16, TF32)]
 SETTINGS = {"cpu": ALL, "cuda": [*ALL, *VARIANTS], "quick": QUICK}
-EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]
-"""Of an update, as in Isaac Lab's configurations."""
+EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]  # of an update, as in Isaac Lab's configurations
 TURNS = 5
 
 
@@ -119,12 +118,11 @@ def mirror(env: Any, obs: Any, actions: Tensor | None) -> tuple[Any, Tensor | No
 
 MIRROR_LOSS = {"use_data_augmentation": True, "use_mirror_loss": True, "mirror_loss_coeff": 0.5}
 PREDICTOR = {"num_outputs": 1, "predictor_hidden_dims": [64], "target_hidden_dims": [64], "weight": 1.0}
-RSL_RL: dict[str, dict[str, Any]] = {
+RSL_RL: dict[str, dict[str, Any]] = {  # more arguments of the algorithm
     BF16: {"use_mixed_precision": True},
     SYMMETRY: {"symmetry_cfg": {"data_augmentation_func": mirror, **MIRROR_LOSS}},
     RND: {"rnd_cfg": PREDICTOR},
 }
-"""More arguments of the algorithm."""
 
 
 # --- RL-Games ---------------------------------------------------------------------------------------------------------
@@ -211,5 +209,4 @@ def list_arguments(setting: Setting, device: str, **more: Any) -> list[str]:
 
 
 UPDATES = {"rsl_rl": make_rsl_rl_update, "rl_games": make_rl_games_update, "skrl": make_skrl_update}
-PROVIDERS = {"stock": "stock", "ours": "triton"}
-"""What examples call the arms."""
+PROVIDERS = {"stock": "stock", "ours": "triton"}  # what examples call the arms

@@ -27,10 +27,8 @@ Results = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[..., Results]
 SECONDS = 0.3
 CHECKED_TOKENS = 64
-LENGTH = 1024
-"""Of a response."""
-LARGEST = 16 << 30
-"""Bytes of float32 logits, at most: eager PyTorch makes several tensors of that size."""
+LENGTH = 1024  # of a response
+LARGEST = 16 << 30  # bytes of float32 logits, at most: eager PyTorch makes several tensors of that size
 
 
 class Setting(NamedTuple):

@@ -29,8 +29,7 @@ JOBS = min(64, len(os.sched_getaffinity(0)))
 ROOT = results.ROOT
 SUITES = {"adapters": ["-m", "gpu"], "frameworks": ["-m", "gpu"], "core": []}
 """Folders, and which of their tests, in the order in which they run: short ones first, for the limit is that of all."""
-NONE_COLLECTED = 5
-"""Pytest's exit code where no framework is installed."""
+NONE_COLLECTED = 5  # pytest's exit code where no framework is installed
 
 
 def main() -> int:

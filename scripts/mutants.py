@@ -36,19 +36,17 @@ from tqdm import tqdm
 from mutation.mutant import BACKENDS, Mutant, load_mutants
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_OF_MUTANTS = (
+NOT_OF_MUTANTS = (  # tests of the core whose words are in expressions that mean others
     *("adding_a_loss", "adding_an_estimator", "benchmarks", "docs", "end_to_end", "estimators_cuda"),
     *("estimators_numbers", "language", "losses_cuda", "losses_frameworks", "losses_logits_cuda"),
     *("normalization_cuda", "oracles", "reports", "testing", "types", "warmup"),
 )
-"""Tests of the core whose words are in expressions that mean others."""
 CORE_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/core/test_*.py"))
 CORE_TESTS = [x for x in CORE_TESTS if Path(x).stem.removeprefix("test_") not in NOT_OF_MUTANTS]
 ADAPTER_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/test_*.py"))
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch._dynamo.testing", "triton")
 SLOW_OF_ADAPTERS = ("gymnasium", "sb3_contrib", "torch.utils.tensorboard", "torchrl.objectives")
-COMPILED = "compiled"
-"""A folder beside the copies: what the core as it is has compiled."""
+COMPILED = "compiled"  # a folder beside the copies: what the core as it is has compiled
 FIND_CACHES = """
 import sys
 from pathlib import Path
@@ -58,8 +56,7 @@ for copy in sys.argv[1:]:
     print(disk.find_folder())
 """
 PASSED, FAILED, NOT_RUN, ENDLESS = 0, 1, 4, -9
-LIMIT = 600
-"""Seconds for a mutant; most take a few."""
+LIMIT = 600  # seconds for a mutant; most take a few
 
 
 def main() -> int:
@@ -120,8 +117,7 @@ def name_outcome(code: int) -> str:
 
 class Outcome(NamedTuple):
     mutant: Mutant
-    code: int
-    """What pytest returned, or minus the signal that ended it."""
+    code: int  # what pytest returned, or minus the signal that ended it
     output: str
 
 

@@ -46,8 +46,7 @@ class Estimator(NamedTuple):
     by_trajectory: Callable[..., Any] | None
     inputs: tuple
     outputs: tuple
-    second: str | None = None
-    """The switch that leaves the second output out."""
+    second: str | None = None  # the switch that leaves the second output out
 
     @property
     def forward(self):
@@ -77,8 +76,7 @@ PREFIX = Estimator("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_
 LINEAR = Estimator("linear", ours.linear_recurrence, oracles.linear_recurrence, None, ("alpha", "beta"), ("states",))
 BACKWARD = (GAE, VTRACE, RETRACE, LAMBDA, DISCOUNTED)
 FORWARD = (TRACES, PREFIX)
-BOOTSTRAPPED = (GAE, VTRACE, LAMBDA, DISCOUNTED)
-"""Those that take bootstrap_values."""
+BOOTSTRAPPED = (GAE, VTRACE, LAMBDA, DISCOUNTED)  # those that take bootstrap_values
 OFF_POLICY = (VTRACE, RETRACE)
 TWO_RESULTS = (GAE, VTRACE, RETRACE)
 ESTIMATORS = (*BACKWARD, *FORWARD, LINEAR)
@@ -568,12 +566,9 @@ class Choice(NamedTuple):
     """What makes a call random."""
 
     target: Target
-    rng: np.random.Generator
-    """Of the numbers."""
-    draw: Callable
-    """Chooses one of some."""
-    pick: Callable
-    """The same, where every choice is compiled on its own, which takes a second."""
+    rng: np.random.Generator  # of the numbers
+    draw: Callable  # chooses one of some
+    pick: Callable  # the same, where every choice is compiled on its own, which takes a second
 
     @property
     def coin(self):

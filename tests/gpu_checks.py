@@ -5,8 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-GPU = pytest.param("cuda", marks=pytest.mark.gpu)
-"""A device of a test, beside others."""
+GPU = pytest.param("cuda", marks=pytest.mark.gpu)  # a device of a test, beside others
 
 
 @contextmanager

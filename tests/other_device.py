@@ -87,7 +87,7 @@ def compute_ppo(first, policy, log_std=None, actions=None, **options):
     return losses.ppo_loss(policy(first) if log_std is None else policy(first, log_std), actions, **options)
 
 
-CALLS = {
+CALLS = {  # functions and their arguments, first the one by which a gradient is taken
     "GAE": (ours.compute_gae, {**ROLLOUT, **FLAGS, "bootstrap_values": X[2]}),
     "GAE of bfloat16": (ours.compute_gae, {**ROLLOUT, "rewards": X[0].bfloat16(), "bootstrap_values": 0.0}),
     "GAE, discounts": (ours.compute_gae, {**ROLLOUT, "gamma": 0.9 * ENDS[0], "bootstrap_values": 0.0}),
@@ -136,7 +136,6 @@ CALLS = {
     ),
     "tokens": (losses.token_log_probs, {"logits": X[0], "tokens": (2 * X[1, :, 0].abs()).long(), "entropy": True}),
 }
-"""Functions and their arguments, first the one by which a gradient is taken."""
 
 
 def move(tree, device):

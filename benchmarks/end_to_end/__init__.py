@@ -42,5 +42,4 @@ class Arm(NamedTuple):
     iteration: Callable[..., Any]
     results: Callable[[], Sequence[Tensor]]
     """Advantages, and returns if there are any, of experience that is the same for all arms."""
-    fresh: Callable[[], Sequence[Any]] = tuple
-    """What an iteration takes and uses up; made before its time begins."""
+    fresh: Callable[[], Sequence[Any]] = tuple  # what an iteration takes and uses up; made before its time begins

@@ -14,8 +14,7 @@ from benchmarks.end_to_end.rllib import draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
-SIZES = ((10, 64), (80, 256))
-"""Fragments of a batch, and the hidden units."""
+SIZES = ((10, 64), (80, 256))  # fragments of a batch, and the hidden units
 SETTINGS = {
     device: tuple(
         Setting(fragments, 50, hidden, 1, 1, env=env, device=device)

@@ -19,12 +19,9 @@ SETTINGS = {
     ),
     "quick": (Setting(2, 16, 8, 2, 2),),
 }
-OBSERVATIONS, ACTIONS = 17, 6
-"""As of HalfCheetah."""
-LENGTH = 200
-"""Of an episode, on average."""
-RECURRENCE = "compute_value_targets"
-"""The function that RLlib's piece calls."""
+OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
+LENGTH = 200  # of an episode, on average
+RECURRENCE = "compute_value_targets"  # the function that RLlib's piece calls
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:

@@ -19,8 +19,7 @@ from benchmarks.harness import take_turns
 from benchmarks.results import Row, describe_failure, make_row
 from rl_triton_core.testing import relative_error
 
-TOLERANCE = 1e-5
-"""The largest ‖x − stock‖ / ‖stock‖ of an arm that counts."""
+TOLERANCE = 1e-5  # the largest ‖x − stock‖ / ‖stock‖ of an arm that counts
 WARM_UPS, ROUNDS, SECONDS = 2, 40, 20.0
 """After so many seconds no round begins, unless some arm has not had every place in the order twice."""
 
@@ -30,8 +29,7 @@ class Entry:
     """An arm in a setting, and what came of it."""
 
     name: str
-    note: str = ""
-    """Why there are no times."""
+    note: str = ""  # why there are no times
     arm: Arm | None = None
     times: list[dict[str, float]] = field(default_factory=list)
     """The parts of every iteration, in the order of the rounds."""

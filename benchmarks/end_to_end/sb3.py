@@ -14,13 +14,12 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.results import ROOT
 
 DRAWN = "CartPole-v1, drawn"
-DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")
-"""Those of Stable-Baselines3."""
+DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")  # those of Stable-Baselines3
 SEVERAL = Setting(8, 256, 64, 10, 32, env="CartPole-v1")
 WIDE = Setting(64, 128, 64, env="CartPole-v1")
 CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
 LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
-MODULES = {
+MODULES = {  # where an algorithm is, and ours with less work per step
     "PPO": ("stable_baselines3", "captured"),
     "A2C": ("stable_baselines3", "captured"),
     "MaskablePPO": ("sb3_contrib", "contrib"),
@@ -31,9 +30,7 @@ MODULES = {
     "DQN": ("stable_baselines3", "dqn"),
     **dict.fromkeys(("TQC", "QRDQN", "CrossQ"), ("sb3_contrib", "contrib_off_policy")),
 }
-"""Where an algorithm is, and ours with less work per step."""
-A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")
-"""Rollouts of 5 steps, as by default."""
+A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")  # rollouts of 5 steps, as by default
 OTHERS = (
     A2C_SETTING,
     SEVERAL._replace(env="CartPole-v1, MaskablePPO"),

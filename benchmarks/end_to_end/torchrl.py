@@ -20,8 +20,7 @@ SETTINGS = {
     "cpu": (Setting(8, 256, 64, 10, 8, recompute=True, device="cpu"), Setting(128, 128, recompute=True, device="cpu")),
     "quick": (Setting(4, 16, 8, 2, 2, recompute=True),),
 }
-OBSERVATIONS, ACTIONS = 17, 6
-"""As of HalfCheetah."""
+OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 
 
 class Training:

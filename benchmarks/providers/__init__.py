@@ -16,18 +16,14 @@ Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
 class Provider(NamedTuple):
     """An arm of the comparison."""
 
-    module: str
-    """The module whose function makes the call for a workload and its inputs, or None where it cannot."""
+    module: str  # the module whose function makes the call for a workload and its inputs, or None where it cannot
     needs: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu", "cuda")
     function: str = "make_call"
-    compiles: bool = False
-    """Whether it does so for seconds on a GPU."""
-    captured: bool = True
-    """Whether its device time means anything."""
+    compiles: bool = False  # whether it does so for seconds on a GPU
+    captured: bool = True  # whether its device time means anything
     verified: bool = True
-    gae_layouts: tuple[str, ...] = ()
-    """Where there are any, it takes GAE without truncations alone, in these layouts."""
+    gae_layouts: tuple[str, ...] = ()  # where there are any, it takes GAE without truncations alone, in these layouts
 
     def unavailable(self, device: str) -> str | None:
         missing = [name for name in self.needs if importlib.util.find_spec(name) is None]

@@ -16,8 +16,7 @@ from benchmarks import workloads
 from benchmarks.harness import Call
 from benchmarks.workloads import GAMMA, Inputs, Workload
 
-SERIAL_LONGEST = 262144
-"""Longer rows take a thread a second."""
+SERIAL_LONGEST = 262144  # longer rows take a thread a second
 
 CUDA = r"""
 __global__ void gae_rows(const float* values, const float* rewards, const float* dones, float* advantages,

@@ -15,10 +15,8 @@ from torch import Tensor
 from benchmarks.harness import Call
 from benchmarks.workloads import ACTIONS, GAMMA, LOG_PROBS, PER_ACTION, Inputs, Workload
 
-FLAT_LONGEST = 131072
-"""Longer rows are too much for a single block of one program."""
-BLOCK = 4096
-"""Steps that a walk scans at once."""
+FLAT_LONGEST = 131072  # longer rows are too much for a single block of one program
+BLOCK = 4096  # steps that a walk scans at once
 
 
 class Kernel(NamedTuple):

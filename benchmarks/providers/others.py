@@ -16,8 +16,7 @@ from benchmarks.equations import scan_by_doubling, scan_serially
 from benchmarks.harness import Call
 from benchmarks.workloads import ESTIMATORS, GAMMA, Inputs, Workload, solve_equations
 
-PAIRS = {spec.function for spec in ESTIMATORS.values() if len(spec.outputs) == 2}
-"""The functions that have two results."""
+PAIRS = {spec.function for spec in ESTIMATORS.values() if len(spec.outputs) == 2}  # the functions that have two results
 COMPILER = "inductor"
 
 

@@ -18,16 +18,12 @@ class Mutant(NamedTuple):
     """A piece of code, and the wrong one that takes its place: a row of a table, whose columns these are."""
 
     name: str
-    file: str
-    """The broken file, from the root of the repository."""
+    file: str  # the broken file, from the root of the repository
     function: str
     """Where the code is looked for: a function or class, by its qualified name; in the whole file, if empty."""
-    before: str
-    """A pattern that matches once."""
-    after: str
-    """What replaces it; nothing, if it is empty."""
-    tests: str
-    """Those that should notice, as pytest's -k selects them."""
+    before: str  # a pattern that matches once
+    after: str  # what replaces it; nothing, if it is empty
+    tests: str  # those that should notice, as pytest's -k selects them
 
     def break_file(self, root: Path) -> None:
         path = root / self.file

@@ -38,8 +38,7 @@ from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
 pytestmark = pytest.mark.covering
 
-OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}
-"""A short last minibatch."""
+OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}  # a short last minibatch
 STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
 A2C_OPTIONS = {"n_steps": 32, "seed": 0}
 

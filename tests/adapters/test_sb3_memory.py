@@ -52,8 +52,7 @@ CASES = {
     "maskable": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", ARRAY),
     "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, enabled=True), "MlpLstmPolicy", ARRAY),
 }
-N_STEPS = 64
-"""Of both environments."""
+N_STEPS = 64  # of both environments
 
 
 def make_model(case, is_stock):

@@ -27,10 +27,8 @@ ON_POLICY = [TritonPPO, TritonA2C, TritonMaskablePPO, TritonRecurrentPPO]
 OURS = [*ON_POLICY[:3], TritonSAC, TritonTD3, TritonDQN, TritonTQC]
 STOCK = {kind: next(x for x in kind.__mro__ if f"Triton{x.__name__}" == kind.__name__) for kind in [*ON_POLICY, *OURS]}
 PACKAGES = ("stable_baselines3", "sb3_contrib")
-ALIASES = ("_wrapped_call_impl", "_predict", "get_distribution")
-"""What nothing looks up by this name while it learns."""
-UNSEEN = ["_Real.check"]
-"""Of a constraint in a constraint."""
+ALIASES = ("_wrapped_call_impl", "_predict", "get_distribution")  # what nothing looks up by this name while it learns
+UNSEEN = ["_Real.check"]  # of a constraint in a constraint
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="code has no qualified name")
 
 

@@ -124,10 +124,8 @@ class Window(NamedTuple):
     truncated: np.ndarray
     final_obs: np.ndarray
     """The final observations at done steps, NaN elsewhere; the observation after the step in mode NEXT_STEP."""
-    next_obs: np.ndarray
-    """After the window."""
-    departed: np.ndarray
-    """Before the window."""
+    next_obs: np.ndarray  # after the window
+    departed: np.ndarray  # before the window
 
     @property
     def done(self):

@@ -12,11 +12,9 @@ from rl_triton_core.testing import assert_close
 
 class Case(NamedTuple):
     head: str
-    network: dict[str, Any]
-    """Tensors with gradients: what the network gives, and the values."""
+    network: dict[str, Any]  # tensors with gradients: what the network gives, and the values
     data: dict[str, Any]
-    old: dict[str, Any]
-    """Outputs of the old network."""
+    old: dict[str, Any]  # outputs of the old network
 
 
 HEADS = ("ppo", "entropy", "categorical", "multi", "nvec", "gaussian", "gaussian per state", "bernoulli")

@@ -504,7 +504,7 @@ def test_a_step_that_waits_for_the_device_falls_back(place):
     assert other.step.reason == ""
 
 
-NETWORKS = {
+NETWORKS = {  # what a step trains, and the shape of its minibatches
     "lstm": (lambda: nn.LSTM(4, 8, batch_first=True), (6, 5, 4)),
     "cnn": (lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(196, 2)), (6, 1, 9, 9)),
     "bfloat16": (lambda: nn.Sequential(nn.Linear(4, 64), nn.Tanh(), nn.Linear(64, 2)), (32, 4)),
@@ -515,7 +515,6 @@ NETWORKS = {
     "scripted": (lambda: torch.jit.script(nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2))), (32, 4)),
     "accumulation": (lambda: nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2)), (32, 4)),
 }
-"""What a step trains, and the shape of its minibatches."""
 
 
 OTHERS = [(kind, name) for kind in ("lstm", "cnn", "bfloat16") for name in OPTIMIZERS if name != "adam"]

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytestmark = pytest.mark.covering
 
-STEPS = 4
-"""Before a hook comes, with it, and after it has gone."""
+STEPS = 4  # before a hook comes, with it, and after it has gone
 
 
 def halve(x):
@@ -55,7 +54,7 @@ def replace_step(optimizer):
 
 
 modules = nn.modules.module
-HOOKS = {
+HOOKS = {  # what comes in the middle of training: each returns its handle, or a function that takes it away
     "forward pre-hook": lambda x: x.model[0].register_forward_pre_hook(lambda _, args: halve(args[0])),
     "forward hook": lambda x: x.model[0].register_forward_hook(lambda _, args, output: halve(output)),
     "backward pre-hook": lambda x: x.model[3].register_full_backward_pre_hook(lambda _, out: (halve(out[0]),)),
@@ -77,7 +76,6 @@ HOOKS = {
     "forward of an instance": lambda x: replace_forward(x.model[0]),
     "step of an instance": lambda x: replace_step(x.optimizer),
 }
-"""What comes in the middle of training: each returns its handle, or a function that takes it away."""
 
 
 def train_with(training, attach, device):

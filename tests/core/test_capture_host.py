@@ -67,7 +67,7 @@ def halve(x):
     return 0.5 * x
 
 
-KEPT = {
+KEPT = {  # where something is that a step reads, its name there, and what it is to be for some steps
     "a number that was that of the class": (vars, "by_default", 0.5),
     "a number of the class": (type, "of_class", 0.5),
     "a number of an object": (lambda part: vars(part.settings), "scale", 0.5),
@@ -88,7 +88,6 @@ KEPT = {
     "a network in a list": (lambda part: part.networks[0], "first", nn.Tanh()),
     "a parameter in a list": (lambda part: part.networks[0]["first"][0]._parameters, "bias", None),
 }
-"""Where something is that a step reads, its name there, and what it is to be for some steps."""
 
 
 def put(items, key, value):

@@ -12,8 +12,7 @@ from torch.optim import SGD, Adam
 
 from rl_triton_core.compiled import STATISTICS, CompiledUpdate
 
-BOUND = 0.1
-"""Of log-deviations: some lie behind it."""
+BOUND = 0.1  # of log-deviations: some lie behind it
 NVEC = [2, 3]
 NUMBERS = {"clip": 0.2, "value_clip": 0.9, "value_coef": 0.7, "entropy_coef": 0.02, "kl_coef": 0.4}
 

@@ -23,8 +23,7 @@ from rl_triton_core._internal.mlp.compile import Loss, compile_helpers
 from rl_triton_core.compiled import STATISTICS, CompiledUpdate, Rollout
 
 NUM_FEATURES, NUM_SAMPLES = 3, 50
-HEADS = {"categorical": 5, "gaussian": 2, "bernoulli": 3}
-"""Outputs of the actor."""
+HEADS = {"categorical": 5, "gaussian": 2, "bernoulli": 3}  # outputs of the actor
 PPO = {"clip": 0.1, "value_clip": 0.2, "entropy_coef": 0.02, "normalize_advantages": True, "max_grad_norm": 0.4}
 A2C = {"entropy_coef": 0.02, "max_grad_norm": 0.4}
 ACTIVATIONS = {

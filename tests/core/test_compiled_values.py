@@ -14,8 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions, draw_actions
 
-FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6
-"""A minibatch has more samples than a tile."""
+FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6  # a minibatch has more samples than a tile
 OPTIONS = {
     "dqn": {"huber_delta": 0.7, "max_grad_norm": 0.05},
     "squared": {"critic_coef": 2.0},

@@ -55,7 +55,7 @@ def test_notebooks_run(name):
     assert f"`{name}.ipynb`" in page("docs/notebooks.md")
 
 
-ERRORS = {
+ERRORS = {  # what an error says, and the arguments that raise it
     "bootstrap_values: got None": {"bootstrap_values": None},
     "together with truncated, expected a value for every truncated step": {
         "truncated": torch.zeros(2, 4, dtype=torch.bool),
@@ -66,7 +66,6 @@ ERRORS = {
     "expected one of torch.float32": {"values": torch.zeros(2, 4, dtype=torch.int64)},
     "which is not available": {"backend": "triton"},
 }
-"""What an error says, and the arguments that raise it."""
 
 
 @pytest.mark.parametrize("says", ERRORS)
@@ -127,8 +126,7 @@ def page(name):
     return path.read_text(encoding="utf-8")
 
 
-ALIKE = {"time_dim": -1, "out": None, "backend": None}
-"""What the page says once for all."""
+ALIKE = {"time_dim": -1, "out": None, "backend": None}  # what the page says once for all
 ESTIMATORS = sorted(name for name in rl_triton_core.__all__ if name.startswith(("compute_", "linear_")))
 
 

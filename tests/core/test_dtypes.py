@@ -41,16 +41,13 @@ class Slot(NamedTuple):
     """An argument of a public function that takes one of some dtypes."""
 
     argument: str
-    tensor: torch.Tensor
-    """bool, or int64."""
+    tensor: torch.Tensor  # bool, or int64
     dtypes: tuple
-    compute: Callable
-    """(target, tensor) -> results, and gradients by inputs."""
+    compute: Callable  # (target, tensor) -> results, and gradients by inputs
     layouts: dict = LAYOUTS
     other: torch.Tensor | None = None
     """With which results are different; by default another order of the same, or other flags."""
-    accepted: tuple = ()
-    """Other dtypes that are not refused."""
+    accepted: tuple = ()  # other dtypes that are not refused
 
 
 SLOTS: dict[str, Slot] = {}
@@ -204,13 +201,12 @@ for converter, kinds in SIGNATURES.items():
         layouts = VECTOR_LAYOUTS if kind == "flag_per_env" else LAYOUTS
         if "flag" in kind:
             SLOTS[f"{converter}: {name}"] = Slot(name, given[name], FLAGS, convert, layouts)
-INTERPRETED = (
+INTERPRETED = (  # of those with a backend, one of every kind that kernels read
     *("ppo_loss: mask", "several categoricals: actions", "bernoulli_ppo_loss: actions"),
     *("grpo_loss, sequence-mean, packed: mask", "grpo_loss, sequence-mean, packed: cu_seqlens"),
     *("gae: terminated", "gae, packed: cu_seqlens", "retrace, packed: mask", "traces: truncated"),
     *("prefix: done", "prefix: x", "FinalValues: env", "normalize_advantages: mask"),
 )
-"""Of those with a backend, one of every kind that kernels read."""
 WITHOUT_BACKEND = [name for name in SLOTS if name not in WITH_BACKEND]
 
 

@@ -12,8 +12,7 @@ from rl_triton_core import FinalValues, ScanState
 
 N, T, A = 3, 5, 3
 BY_NAME = {estimator.name: estimator for estimator in cases.ESTIMATORS}
-REQUIRED = ("rewards", "values", "q_values", "x", "alpha", "beta")
-"""Wherever an estimator has them."""
+REQUIRED = ("rewards", "values", "q_values", "x", "alpha", "beta")  # wherever an estimator has them
 
 
 def make_good_call(estimator, form="plain"):
@@ -108,7 +107,7 @@ def list_scalar_errors():
         yield bad_call(estimator, "backend", ValueError, "numpy", "triton", "cpu", "reference", backend="numpy")
 
 
-WRONG_FINAL_VALUES = (
+WRONG_FINAL_VALUES = (  # the part that is wrong, the error, what its message holds, and the parts
     ("env", ValueError, ["3"], [0, N], [0, 0], [1.0, 1.0]),
     ("env", ValueError, ["3"], np.array([N]), np.array([0]), np.ones(1)),
     ("env", ValueError, ["-1"], [0, -1], [0, 0], [1.0, 1.0]),
@@ -129,7 +128,6 @@ WRONG_FINAL_VALUES = (
     ("last_value", ValueError, ["3, 5"], [0], [0], [1.0], floats(N, T)),
     ("last_value", TypeError, ["str"], [0], [0], [1.0], "0"),
 )
-"""The part that is wrong, the error, what its message holds, and the parts."""
 
 
 def list_continuation_errors():

@@ -423,14 +423,13 @@ def test_results_that_may_overlap_the_inputs(recorded):
 
 
 X, NEW = torch.zeros(8), torch.zeros(8)
-NOT_REPEATED = {
+NOT_REPEATED = {  # what a call f(x) was given, what it launched, and its result
     "a tensor from elsewhere": (X, (X, torch.zeros(3), NEW), NEW),
     "a result that no launch writes": (X, (X,), NEW),
     "more than is known of an argument": (X[:4], (X[:4], X[2:], NEW), NEW),
     "a part of new memory as the result": (X[:4], (X[:4], NEW), NEW[:4]),
     "no stream": (X, (X, CURRENT_STREAM, NEW), NEW),
 }
-"""What a call f(x) was given, what it launched, and its result."""
 
 
 @pytest.mark.parametrize("case", NOT_REPEATED)

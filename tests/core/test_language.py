@@ -13,7 +13,7 @@ if not (ROOT / "docs").exists():
     pytest.skip("only the package is here", allow_module_level=True)
 
 MOST_WORDS, MOST_COLUMNS, PRINTED = 39, 80, ("output", "diff")
-PRIVATE_WORDS = {
+PRIVATE_WORDS = {  # words of our own or out of use, and what to write instead
     "afresh": "from zero",
     "anew": "again",
     "arms?": "variant",
@@ -30,7 +30,6 @@ PRIVATE_WORDS = {
     "the whole way": "the normal path",
     "windows?": "rollout",
 }
-"""Words of our own or out of use, and what to write instead."""
 OF_KERNELS = {"lanes?": "environment", "plans?": "recorded call"}
 OF_TEXT = {"in the place of": "instead of", r"(?<![Oo]ver )(?<!\*)ours(?!\*)": "of this package", "[Dd]rawn": "sampled"}
 """Names of variants and columns in tables, but not in sentences."""

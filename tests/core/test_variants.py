@@ -17,8 +17,7 @@ from rl_triton_core._internal.launch import kernels as variants  # noqa: E402
 from rl_triton_core._internal.launch import table  # noqa: E402
 from rl_triton_core._internal.launch.table import GeneralRows, Launch  # noqa: E402
 
-LAYOUTS = ("time-major", "env-major")
-"""By the dimension of time."""
+LAYOUTS = ("time-major", "env-major")  # by the dimension of time
 
 
 class Kernel:

@@ -179,14 +179,13 @@ COVERED = [
     {"off_policy_mask_threshold": 0.05},
     {"use_vllm": True, "loss_type": "dapo", "importance_sampling_level": "sequence", "top_entropy_quantile": 0.5},
 ]
-LEFT = {
+LEFT = {  # by the reason
     "loss_type": {"loss_type": "vespo"},
     "KL times a": {"beta": 0.1, "use_bias_correction_kl": True, "importance_sampling_level": "sequence"},
     "delta below 1": {"delta": 0.95},
     "epsilon_high below 1": {"loss_type": "cispo"},
     "a ratio of sequences": {"columns": 7, "importance_sampling_level": "sequence"},
 }
-"""By the reason."""
 
 
 @pytest.mark.parametrize(("reason", "options"), [*((None, x) for x in COVERED), *LEFT.items()], ids=str)

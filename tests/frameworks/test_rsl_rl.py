@@ -23,7 +23,7 @@ from two_processes import SETUPS, TWO_GPUS, check_training
 
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
-VARIANTS = {
+VARIANTS = {  # settings of the algorithm, and of its networks
     "default": ({}, {}),
     "per minibatch": ({"normalize_advantage_per_mini_batch": True, "num_mini_batches": 3}, {}),
     "fixed rate": ({"schedule": "fixed", "use_clipped_value_loss": False, "value_loss_coef": 0.7}, {}),
@@ -32,7 +32,6 @@ VARIANTS = {
     "log deviation": ({}, {"distribution_cfg": {"class_name": "GaussianDistribution", "std_type": "log"}}),
     "beta": ({}, {"distribution": "BetaDistribution"}),
 }
-"""Settings of the algorithm, and of its networks."""
 STEEP = ("state-dependent deviation", "augmentation")
 """Where, of many seeds, rounding decides whether a divergence of about 0 is above it, and so the learning rate."""
 if not hasattr(distribution, "BetaDistribution"):

@@ -464,8 +464,7 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
     assert learner.triton_update.find_step().captured == {}
 
 
-AVERAGED = 2
-"""Graphs of a learner in `DistributedDataParallel`, which prepares itself in a first one."""
+AVERAGED = 2  # graphs of a learner in `DistributedDataParallel`, which prepares itself in a first one
 
 
 def update_share(rank):

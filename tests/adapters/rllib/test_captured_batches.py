@@ -36,8 +36,7 @@ from updates import (
 
 from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton
 
-LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)
-"""Of the episodes of several updates, and again those of the first."""
+LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)  # of the episodes of several updates, and again those of the first
 SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1e-3]]}
 
 

@@ -19,8 +19,7 @@ from rl_triton_adapters.common.optimizers import is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss, update
 
 NUM_UPDATES = 15
-GROWN = {"rtol": 2e-3, "atol": 2e-4}
-"""Of float32 sums in another order, after many steps of Adam."""
+GROWN = {"rtol": 2e-3, "atol": 2e-4}  # of float32 sums in another order, after many steps of Adam
 SETTINGS = {
     "shared-tanh-schedules": (
         "categorical",

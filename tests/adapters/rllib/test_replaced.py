@@ -18,8 +18,7 @@ from updates import POLICY, assert_same_updates, build_learner, draw_episodes, f
 from rl_triton_adapters.rllib import enable_triton
 
 SIZES = {"minibatch_size": 60, "num_epochs": 1}
-ALL = os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
-"""Otherwise each change is tried in one of the cases."""
+ALL = os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"  # otherwise each change is tried in one of the cases
 CASES = {"compiled": ("PPO", SIZES), "captured": ("PPO", SIZES), "captured appo": ("APPO", {})}
 
 

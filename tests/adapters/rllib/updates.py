@@ -28,8 +28,7 @@ SPACES = {
     "gaussian": gym.spaces.Box(-1.0, 1.0, (2,)),
     "several categorical": gym.spaces.MultiDiscrete([2, 3]),
 }
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
-"""Of float32 sums in another order, after a dozen steps of Adam."""
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # of float32 sums in another order, after a dozen steps of Adam
 
 
 KINDS = {
@@ -39,7 +38,7 @@ KINDS = {
 }
 WITH_VTRACE = ("IMPALA", "APPO")
 CONFIGS = {"PPO": PPOConfig, "IMPALA": IMPALAConfig, "APPO": APPOConfig}
-OPTIONS = {
+OPTIONS = {  # APPO's target network lags one or two updates
     "PPO": {
         **{"train_batch_size_per_learner": 100, "minibatch_size": 32, "num_epochs": 3, "lr": 3e-3},
         **{"vf_clip_param": 1.5, "vf_loss_coeff": 0.7, "kl_coeff": 0.3, "grad_clip": 0.5},
@@ -51,9 +50,7 @@ OPTIONS = {
         "target_network_update_freq": 2,
     },
 }
-"""APPO's target network lags one or two updates."""
-LEARNERS = []
-"""Their threads end with the test."""
+LEARNERS = []  # their threads end with the test
 
 
 def make_config(space, name="PPO", model=None, **options):

@@ -136,7 +136,7 @@ speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU a
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)
 	$(MEASURE) cleanrl sb3 torchrl
-	$(VENV_RLLIB)/bin/$(MEASURES) rllib impala
+	$(VENV_RLLIB)/bin/$(MEASURES) rllib impala rllib_training
 	$(REPORT)
 
 learning: $(READY) ## Train PPO of Stable-Baselines3 and ours from five seeds each on this CPU, and write the pages

@@ -63,6 +63,7 @@ BENCHMARKS = {
     "torchrl": Benchmark("end_to_end.torchrl", ("torchrl", "tensordict")),
     "rllib": Benchmark("end_to_end.rllib", RAY),
     "impala": Benchmark("end_to_end.impala", RAY),
+    "rllib_training": Benchmark("rllib_training", RAY),
 }
 
 

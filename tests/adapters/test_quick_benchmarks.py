@@ -11,7 +11,7 @@ from benchmarks import __main__ as runner
 from benchmarks import results
 
 NAMES = ("losses", "packed", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
-NAMES += ("same_learning", "same_learning_rllib", "rllib", "impala", "robotics", "verl_advantages")
+NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics", "verl_advantages")
 """Other tests run the others."""
 
 

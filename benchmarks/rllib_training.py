@@ -1,0 +1,99 @@
+"""RLlib's PPO: whole `algorithm.train()` in this process, stock and with `enable_triton`, iterations in turns.
+
+Both begin alike: their first samples must be equal, and parameters after the first update. The environments alone are
+stepped as often as in an iteration, with the same actions each time: no training is faster.
+"""
+
+import random
+from argparse import Namespace
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks import harness
+from benchmarks.results import Row, make_row
+from rl_triton_core.testing import assert_close
+
+
+class Setting(NamedTuple):
+    """An environment, how many of them, and RLlib's defaults but for these."""
+
+    env: str
+    num_envs: int = 1
+    train_batch_size: int = 2000
+    num_epochs: int = 10
+
+
+ALL = [Setting("CartPole-v1"), Setting("CartPole-v1", 8, 4000), Setting("Pendulum-v1", 4)]
+DEFAULTS = Setting("CartPole-v1", train_batch_size=4000, num_epochs=30)
+SETTINGS = {"cpu": [*ALL, DEFAULTS], "cuda": ALL, "quick": [Setting("CartPole-v1", 2, 256, 1)]}
+SECONDS = 60.0
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """Milliseconds of an iteration, and how many times faster ours is."""
+    import gymnasium as gym
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        algorithms = {arm: build_algorithm(arm, setting, options.device) for arm in ("stock", "ours")}
+        check_arms(algorithms)
+        times: dict[str, list[float]] = {arm: [] for arm in algorithms}
+        for order in harness.take_turns(algorithms, options.seconds or SECONDS, least=2 if options.quick else 8):
+            for arm in order:
+                times[arm].append(harness.time_call(algorithms[arm].train, options.device) / 1e3)
+        ours = algorithms["ours"]
+        note = f"{ours.learner_group._learner.describe()}; {ours.env_runner.describe()}"
+    finally:
+        ray.shutdown()
+    for arm, found in times.items():
+        yield make_row(arm, "iteration", "ms", found)
+    pairs = zip(times["stock"], times["ours"], strict=True)
+    yield make_row("ours", "speed-up", "×", [a / b for a, b in pairs], note=note)
+    envs = gym.make_vec(setting.env, setting.num_envs)
+    actions = envs.action_space.sample()
+    envs.reset(seed=0)
+    alone = partial(step_often, envs, actions, setting.train_batch_size // setting.num_envs)
+    yield make_row("environments alone", "iteration", "ms", [harness.time_call(alone, "cpu") / 1e3 for _ in range(7)])
+
+
+def build_algorithm(arm: str, setting: Setting, device: str) -> Any:
+    from ray.rllib.algorithms.ppo import PPOConfig
+
+    from rl_triton_adapters.rllib import enable_triton
+
+    config = PPOConfig().environment(setting.env).debugging(seed=0, log_level="ERROR")
+    config.env_runners(num_env_runners=0, num_envs_per_env_runner=setting.num_envs)
+    config.learners(num_learners=0, num_gpus_per_learner=int(device == "cuda"))
+    config.training(train_batch_size_per_learner=setting.train_batch_size, num_epochs=setting.num_epochs, lr=3e-4)
+    return (config if arm == "stock" else enable_triton(config)).build_algo()
+
+
+def check_arms(algorithms: dict[str, Any]) -> None:
+    """The first iteration: equal samples, and parameters up to rounding."""
+    first = []
+    for algorithm in algorithms.values():
+        set_seeds()
+        first.append(algorithm.env_runner.sample(num_timesteps=100))
+        algorithm.train()
+    for episodes in zip(*first, strict=True):
+        for columns in zip(*([x.get_observations(), x.get_actions()] for x in episodes), strict=True):
+            assert_close(*map(torch.as_tensor, columns[::-1]), rtol=0, name="samples")
+    modules = [x.learner_group._learner.module["default_policy"].parameters() for x in algorithms.values()]
+    for x, y in zip(*modules, strict=True):
+        assert_close(y, x, rtol=1e-2, name="parameters")
+
+
+def set_seeds() -> None:
+    """Of all that draws."""
+    for seed in (torch.manual_seed, np.random.seed, random.seed):
+        seed(0)
+
+
+def step_often(envs: Any, actions: Any, count: int) -> None:
+    for _ in range(count):
+        envs.step(actions)

@@ -44,7 +44,7 @@ class LinearTokens(NamedTuple):
         """The hidden states of a chunk, 0 where masked, its logits, tokens and mask."""
         mask = None if self.mask is None else self.mask[part]
         hidden = self.hidden[part]
-        hidden = hidden if mask is None else hidden.masked_fill((mask == 0)[:, None], 0)  # what counts not may be NaN
+        hidden = hidden if mask is None else hidden.masked_fill((mask == 0)[:, None], 0)  # what is masked may be NaN
         logits = torch.mm(hidden, self.weight.t(), out=buffer[: len(hidden)])
         return hidden, logits if self.bias is None else logits.add_(self.bias), self.tokens[part], mask
 

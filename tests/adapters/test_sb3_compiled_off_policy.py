@@ -7,7 +7,18 @@ import torch
 pytest.importorskip("sb3_contrib")
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from test_sb3_off_policy import SAC, STOCK, At, Goal, compare_models, is_discrete, make_noise, normalize
+from test_sb3_off_policy import (
+    FORMS,
+    SAC,
+    STOCK,
+    At,
+    Goal,
+    compare_models,
+    draw_newest,
+    is_discrete,
+    make_noise,
+    normalize,
+)
 
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.sb3.sac import TritonSAC
@@ -67,6 +78,13 @@ def test_three_hundred_updates_are_those_of_stock(kind, name):
         torch.testing.assert_close(*(x and x.state_dict()["state"] for x in states), rtol=1e-3, atol=1e-4)
     if is_discrete(kind):
         assert ours.exploration_rate == stock.exploration_rate and ours._n_calls == stock._n_calls
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_replay_buffer_may_draw_as_it_likes(form):
+    ours, stock = train_both(TritonTD3, 60, gradient_steps=3, replay_buffer_class=draw_newest(form))
+    assert ours.describe() == COMPILED
+    compare_models(ours, stock, 2e-5)
 
 
 @pytest.mark.parametrize("kind", [TritonDQN, TritonSAC])

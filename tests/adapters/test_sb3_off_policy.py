@@ -404,9 +404,8 @@ FIELDS = (*ReplayBufferSamples._fields, "indices")
 FORMS = [namedtuple("WithIndices", FIELDS), dataclasses.make_dataclass("AsDataclass", FIELDS)]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_replay_buffer_may_draw_as_it_likes(form, monkeypatch):
-    """The newest samples alone, in any form, with their indices, as priorities have them: no graph takes an array."""
+def draw_newest(form):
+    """A buffer that draws the newest samples alone, in this form, with their indices, as priorities have them."""
 
     class Newest(ReplayBuffer):
         def sample(self, batch_size, env=None):
@@ -414,10 +413,17 @@ def test_a_replay_buffer_may_draw_as_it_likes(form, monkeypatch):
             samples = self._get_samples(last, env=env)
             return form(*samples[:5], None, last)
 
-    stock = train(TD3, replay_buffer_class=Newest)
-    compare_models(train(TritonTD3, replay_buffer_class=Newest), stock, 0)
+    return Newest
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_replay_buffer_may_draw_as_it_likes(form, monkeypatch):
+    """No graph takes an array."""
+    own = draw_newest(form)
+    stock = train(TD3, replay_buffer_class=own)
+    compare_models(train(TritonTD3, replay_buffer_class=own), stock, 0)
     allow_captures(monkeypatch)
-    captured = train(TritonTD3, replay_buffer_class=Newest)
+    captured = train(TritonTD3, replay_buffer_class=own)
     compare_models(captured, stock, 2e-5)
     assert captured.describe() == "updates are captured"
 

@@ -95,7 +95,8 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
         if is_plain(buffer, env):
             yield draw_rows(buffer, part, size), part
         else:
-            yield pytree.tree_map(join, *(draw_on_host(buffer, size, env) for _ in range(part))), part
+            batches = [keep_fields(draw_on_host(buffer, size, env)) for _ in range(part)]
+            yield pytree.tree_map(join, *batches), part
 
 
 def join(*parts: Any) -> Any:
@@ -107,6 +108,11 @@ def pick_inputs(samples: Any) -> Any:
     """A minibatch as a graph can take it: of one that has more to it, what the stock algorithms read."""
     if all(map(is_input, pytree.tree_leaves(samples))):
         return samples
+    return keep_fields(samples)
+
+
+def keep_fields(samples: Any) -> ReplayBufferSamples:
+    """Of a minibatch in any form, what the stock algorithms read."""
     return ReplayBufferSamples._make(getattr(samples, name, None) for name in ReplayBufferSamples._fields)
 
 

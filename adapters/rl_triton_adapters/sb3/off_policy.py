@@ -289,9 +289,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _act(self, observation: Any, deterministic: bool = False) -> Tensor:
         """Return what the policy's `_predict` does, in host memory; where that raises an error, so does this."""
-        if self._acting is None or self._acting.modules != self._list_actors():
-            self._find_update()
         assert self._acting is not None
+        if self._acting.modules != self._list_actors():
+            self._find_update()
         if not torch.is_grad_enabled():
             detach_distribution(getattr(self, "actor", None))
             actions: Tensor = self._acting(observation, deterministic).cpu()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import overlaps_itself
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.tokens.linear import LinearTokens, solve_linear
+from rl_triton_core._internal.tokens.linear import LinearFunction, LinearTokens
 from rl_triton_core._internal.tokens.problem import TokenLogProbs, TokenProblem
 from rl_triton_core._internal.tokens.solve import solve_tokens
 
@@ -167,7 +168,7 @@ def linear_token_log_probs(
     size = None if chunk is None else check.check_count("chunk", chunk)
     flat = tokens.reshape(-1), None if mask is None else mask.reshape(-1)
     rows = hidden.reshape(-1, hidden.shape[-1])
-    found = solve_linear(
-        LinearTokens(rows, weight, bias, *flat, temperature, size, backend), check.check_bool("entropy", entropy)
-    )
-    return TokenLogProbs(*(None if x is None else x.view(tokens.shape) for x in found))
+    call = LinearTokens(rows, weight, bias, *flat, temperature, size, backend)
+    found = LinearFunction.apply(rows, weight, bias, call, check.check_bool("entropy", entropy))  # type: ignore[no-untyped-call]
+    shaped: Any = (None if x is None else x.view(tokens.shape) for x in found)
+    return TokenLogProbs(*shaped)

@@ -8,7 +8,7 @@ import torch
 
 from rl_triton_core._internal.arguments.validation import find_precision
 from rl_triton_core._internal.backend import choose_backend
-from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults
+from rl_triton_core._internal.tokens.problem import Stream, TokenProblem, TokenResults
 from rl_triton_core._internal.tokens.solve import differentiate_tokens, run_backend
 
 CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
@@ -49,14 +49,8 @@ class LinearTokens(NamedTuple):
         return hidden, logits if self.bias is None else logits.add_(self.bias), self.tokens[part], mask
 
 
-def solve_linear(call: LinearTokens, has_entropy: bool) -> TokenLogProbs:
-    """Log-probabilities and perhaps entropies, [num_tokens] each, with a graph if something requires grad."""
-    log_probs, entropy = LinearFunction.apply(call.hidden, call.weight, call.bias, call, has_entropy)  # type: ignore[no-untyped-call]
-    return TokenLogProbs(log_probs, entropy)
-
-
 class LinearFunction(torch.autograd.Function):
-    """Keeps hidden states, and what there is one of per token; logits are made again for their gradient."""
+    """Log-probabilities and perhaps entropies, [num_tokens] each; logits are made again for their gradient."""
 
     @staticmethod
     def forward(

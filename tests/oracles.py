@@ -72,11 +72,15 @@ def gated_product(factor, x):
     return 0 if factor == 0 else factor * x
 
 
-def compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype):
-    """log(pi/mu) from either form."""
-    if log_ratios is not None:
-        return log_ratios.astype(dtype)
-    return target_log_probs.astype(dtype) - behaviour_log_probs.astype(dtype)
+def take(arguments, *names):
+    """Take those of some names out of further arguments, None for one that is not there; the rest are `ends`."""
+    return [arguments.pop(name, None) for name in names]
+
+
+def take_ratios(arguments, dtype=np.float64):
+    """pi/mu from either form."""
+    log_ratios, target, behaviour = take(arguments, "log_ratios", "target_log_probs", "behaviour_log_probs")
+    return np.exp(target.astype(dtype) - behaviour.astype(dtype) if log_ratios is None else log_ratios.astype(dtype))
 
 
 def cast(dtype, *arrays):
@@ -108,11 +112,9 @@ def gae(
     With dtype=np.float32 every operation rounds to float32, in this order: the serial loop others are measured by.
     """
     num_envs, num_steps = rewards.shape
-    rewards, values = rewards.astype(dtype), values.astype(dtype)
+    rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
     discounts = np.broadcast_to(np.asarray(gamma, dtype), rewards.shape)
     decays = np.broadcast_to(np.asarray(np.multiply(gamma, lambda_), dtype), rewards.shape)
-    bootstrap = None if bootstrap is None else bootstrap.astype(dtype)
-    next_values = None if next_values is None else next_values.astype(dtype)
     per_step = np.ndim(gamma) > 0  # such a discount, if 0, severs like a termination
     advantages = np.zeros(rewards.shape, dtype)
     for n in range(num_envs):
@@ -149,26 +151,12 @@ def add_values(advantages, values, mask):
 
 
 def vtrace(
-    rewards,
-    values,
-    *,
-    log_ratios=None,
-    target_log_probs=None,
-    behaviour_log_probs=None,
-    gamma=0.99,
-    lambda_=1.0,
-    rho_bar=1.0,
-    c_bar=1.0,
-    rho_bar_pg=None,
-    bootstrap=None,
-    next_values=None,
-    dtype=np.float64,
-    **ends,
+    rewards, values, *, gamma=0.99, lambda_=1.0, rho_bar=1.0, c_bar=1.0, rho_bar_pg=None, dtype=np.float64, **ends
 ):
     """Espeholt 2018, section 4.1: D[t] = rho*(r + g*NV - V) + g*c*D[t+1]; vs = V + D; A = rho_pg*(r + g*NVS - V)."""
+    ratios, ahead = take_ratios(ends, dtype), take(ends, "bootstrap", "next_values")
     kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
-    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
-    rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
+    rewards, values, bootstrap, next_values = cast(dtype, rewards, values, *ahead)
     g, lam, rho_bar_pg = cast(dtype, gamma, lambda_, rho_bar if rho_bar_pg is None else rho_bar_pg)
     rho, rho_pg = (np.minimum(ratios, bar) for bar in cast(dtype, rho_bar, rho_bar_pg))
     decays = np.broadcast_to(g * (lam * np.minimum(ratios, dtype(c_bar))), rewards.shape)
@@ -195,28 +183,11 @@ def discount_value(g, value, leads_to):
     return 0 if leads_to == TERMINAL else g * value
 
 
-def retrace(
-    rewards,
-    q_values,
-    *,
-    log_ratios=None,
-    target_log_probs=None,
-    behaviour_log_probs=None,
-    expected_next_q=None,
-    next_action_probs=None,
-    next_q_values=None,
-    gamma=0.99,
-    lambda_=1.0,
-    c_bar=1.0,
-    rho_bar=1.0,
-    dtype=np.float64,
-    **ends,
-):
+def retrace(rewards, q_values, *, gamma=0.99, lambda_=1.0, c_bar=1.0, rho_bar=1.0, dtype=np.float64, **ends):
     """Munos 2016, eq. 3-4: D[t] = r + g*NQ - Q + g*c[t+1]*D[t+1]; targets Q + D; A = rho*(r + g*NQR - Q)."""
+    ratios, next_q = take_ratios(ends, dtype), sum_over_actions(*take(ends, *NEXT_Q), dtype)
     kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
-    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, dtype))
     rewards, q_values, g, lam = cast(dtype, rewards, q_values, gamma, lambda_)
-    next_q = sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype)
     traces, rho = lam * np.minimum(ratios, dtype(c_bar)), np.minimum(ratios, dtype(rho_bar))
     g = np.broadcast_to(g, rewards.shape)
     errors, targets, advantages = np.zeros((3, *rewards.shape), dtype)
@@ -229,6 +200,9 @@ def retrace(
         errors[n, t], targets[n, t] = error, q_values[n, t] + error
         advantages[n, t] = rho[n, t] * (rewards[n, t] + discount_value(g[n, t], target, leads_to) - q_values[n, t])
     return targets, advantages
+
+
+NEXT_Q = ("expected_next_q", "next_action_probs", "next_q_values")
 
 
 def sum_over_actions(expected_next_q, next_action_probs, next_q_values, dtype=np.float64):
@@ -343,24 +317,9 @@ def gae_by_trajectory(rewards, values, *, gamma=0.99, lambda_=0.95, bootstrap=No
     return advantages, add_values(advantages, values, ends.get("mask"))
 
 
-def vtrace_by_trajectory(
-    rewards,
-    values,
-    *,
-    log_ratios=None,
-    target_log_probs=None,
-    behaviour_log_probs=None,
-    gamma=0.99,
-    lambda_=1.0,
-    rho_bar=1.0,
-    c_bar=1.0,
-    rho_bar_pg=None,
-    bootstrap=None,
-    next_values=None,
-    **ends,
-):
+def vtrace_by_trajectory(rewards, values, *, gamma=0.99, lambda_=1.0, rho_bar=1.0, c_bar=1.0, rho_bar_pg=None, **ends):
     """Espeholt 2018, eq. 1: vs = V + sum_t g^(t-s) * (prod_{i=s}^{t-1} c_i) * rho_t * (r_t + g*V(s_{t+1}) - V(s_t))."""
-    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    ratios, (bootstrap, next_values) = take_ratios(ends), take(ends, "bootstrap", "next_values")
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
     targets, advantages = np.zeros((2, *rewards.shape))
     for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
@@ -369,9 +328,7 @@ def vtrace_by_trajectory(
         r, v, discount, ratio = (x[n, piece] for x in (rewards, values, g, ratios))
         deltas = np.minimum(rho_bar, ratio) * (r + gated_products(discount, np.append(ahead, end)) - v)
         decays = discount * lambda_ * np.minimum(c_bar, ratio)
-        sums = np.array(
-            [gated_products(np.cumprod(np.append(1, decays[i:-1])), deltas[i:]).sum() for i in range(len(piece))]
-        )
+        sums = sum_ahead(decays[:-1], deltas)
         targets[n, piece] = v + sums
         next_targets = np.append(ahead + sums[1:], end)
         rho = np.minimum(rho_bar if rho_bar_pg is None else rho_bar_pg, ratio)
@@ -379,35 +336,18 @@ def vtrace_by_trajectory(
     return targets, advantages
 
 
-def retrace_by_trajectory(
-    rewards,
-    q_values,
-    *,
-    log_ratios=None,
-    target_log_probs=None,
-    behaviour_log_probs=None,
-    expected_next_q=None,
-    next_action_probs=None,
-    next_q_values=None,
-    gamma=0.99,
-    lambda_=1.0,
-    c_bar=1.0,
-    rho_bar=1.0,
-    **ends,
-):
+def retrace_by_trajectory(rewards, q_values, *, gamma=0.99, lambda_=1.0, c_bar=1.0, rho_bar=1.0, **ends):
     """Munos 2016, eq. 3: Q(s_0, a_0) + sum_t g^t * (prod_{i=1}^t c_i) * (r_t + g*E_pi Q(s_{t+1}, .) - Q(s_t, a_t))."""
-    ratios = np.exp(compute_log_ratio(log_ratios, target_log_probs, behaviour_log_probs, np.float64))
+    ratios, (next_q, probs, q_of_actions) = take_ratios(ends), take(ends, *NEXT_Q)
     g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    next_q = (next_action_probs * next_q_values).sum(-1) if expected_next_q is None else expected_next_q
+    next_q = (probs * q_of_actions).sum(-1) if next_q is None else next_q
     targets, advantages = np.zeros((2, *rewards.shape))
     for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
         r, q, discount, ratio = (x[n, piece] for x in (rewards, q_values, g, ratios))
         ahead = np.append(next_q[n, piece[:-1]], next_q[n, piece[-1]] if has_future else 0.0)
         deltas = r + gated_products(discount, ahead) - q
         into = discount[:-1] * lambda_ * np.minimum(c_bar, ratio[1:])
-        sums = np.array(
-            [gated_products(np.cumprod(np.append(1, into[i:])), deltas[i:]).sum() for i in range(len(piece))]
-        )
+        sums = sum_ahead(into, deltas)
         targets[n, piece] = q + sums
         following = np.append((q + sums)[1:], ahead[-1])
         advantages[n, piece] = np.minimum(rho_bar, ratio) * (r + gated_products(discount, following) - q)

@@ -18,11 +18,11 @@ pytest.importorskip("sb3_contrib")
 from compilations import count_compilations
 from gymnasium import spaces
 from recorded_graphs import allow_captures
+from sb3_callbacks import At
 from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.policies import ActorCriticPolicy
@@ -113,13 +113,6 @@ class NeverLeft(ActorCriticPolicy):
         self.action_net.bias.data[0] = -torch.inf
 
 
-class LikeliestActions(ActorCriticPolicy):
-    """A method to replace that of another policy."""
-
-    def forward(self, obs, deterministic=False):
-        return ActorCriticPolicy.forward(self, obs, deterministic=True)
-
-
 APART = {"share_features_extractor": False, "net_arch": [8]}
 LAST = {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x - 0.01}
 SQUASHED = {"squash_output": True, "use_expln": True}
@@ -180,9 +173,19 @@ def make_models(task, device, monkeypatch=None, **options):
         yield make_model(task, device, monkeypatch, stock, **options)
 
 
-def compare(got, want, rtol, atol):
+def compare(got, want, rtol=1e-3, atol=1e-4):
     for (name, x), y in zip(got.policy.state_dict().items(), want.policy.state_dict().values(), strict=True):
         torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def learn_both(task, *where, steps=64, change=lambda model: None, callback=None, **options):
+    """A stock model and ours after a change, which train to the same parameters within rounding."""
+    models = []
+    for model in make_models(task, *where, **options):
+        change(model)
+        models.append(model.learn(steps, callback=callback))
+    compare(*models[::-1])
+    return models
 
 
 def compare_logs(got, want):
@@ -202,7 +205,7 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
     for model in (stock, ours):
         set_random_seed(0)
         model.learn(60)
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare(ours, stock)
     compare_logs(ours, stock)
 
 
@@ -246,11 +249,9 @@ def join_parameters(model):
 
 
 def test_it_stops_at_the_same_minibatch(device, monkeypatch):
-    models = make_models("cartpole", device, monkeypatch, target_kl=1e-5)
-    stock, ours = (model.learn(NUM_TIMESTEPS) for model in models)
+    stock, ours = learn_both("cartpole", device, monkeypatch, steps=NUM_TIMESTEPS, target_kl=1e-5)
     assert stock._n_updates < 9, "some updates stop early"
     assert stock._n_updates == ours._n_updates
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
 
 
@@ -263,7 +264,7 @@ def test_settings_may_change_between_updates(task, device, monkeypatch):
         model.ent_coef, model.max_grad_norm = 0.5, 0.1
         model.learn(64)
     stock, ours = models
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare(ours, stock)
     assert before and not any(x is y for x in before for y in ours._update.step.captured.values())
 
 
@@ -295,7 +296,7 @@ def test_steps_on_a_cpu_are_those_of_stock(task, monkeypatch):
         models.append(model.learn(NUM_TIMESTEPS, reset_num_timesteps=False))
     stock, ours = models
     assert all(np.array_equal(*pair) for pair in zip(*rollouts, strict=True))
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare(ours, stock)
     assert ours._n_updates == stock._n_updates
     compare_logs(ours, stock)
     assert ours.is_accelerated == (task != "a2c_sde") and not ours.is_captured and "forward" not in vars(ours.policy)
@@ -336,7 +337,7 @@ def test_nothing_is_masked_or_nothing_is_allowed(use_masking):
         model.set_logger(Recorder())
         models.append(model.learn(128, use_masking=use_masking))
     stock, ours = models
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare(ours, stock)
     compare_logs(ours, stock)
     assert ours._can_update() != use_masking
 
@@ -356,7 +357,7 @@ def test_frozen_parameters_are_left_alone(task, device, monkeypatch):
         model.policy.mlp_extractor.requires_grad_(False)
         model.learn(64)
     stock, ours = models
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    compare(ours, stock)
     assert ours.is_captured
     for model in models:
         model.policy.requires_grad_(False)
@@ -447,9 +448,13 @@ def double_values(model):
     model.policy.evaluate_actions = lambda *x, **masks: (2 * (found := plain(*x, **masks))[0], *found[1:])
 
 
+def switch_off(model):
+    model.enabled = False
+
+
 STOCK_STEPS = {
-    "switched off": ({}, lambda model: setattr(model, "enabled", False)),
-    "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, None),
+    "switched off": ({}, switch_off),
+    "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, lambda model: None),
     "this MaskableActorCriticPolicy has its own evaluate_actions": ({}, double_values),
 }
 TASKS_OF_STOCK = [(task, reason) for task in ("pendulum", "a2c_pendulum") for reason in [*STOCK_STEPS][:2]]
@@ -458,11 +463,8 @@ TASKS_OF_STOCK = [(task, reason) for task in ("pendulum", "a2c_pendulum") for re
 @pytest.mark.parametrize(("task", "reason"), [*TASKS_OF_STOCK, ("masks", [*STOCK_STEPS][2])])
 def test_it_is_stock_where_it_makes_no_steps_of_its_own(task, reason, monkeypatch, recwarn):
     """Bit for bit, and it says so: a warning is for GPUs, where that takes much longer than asked for."""
-    (options, prepare), models = STOCK_STEPS[reason], []
-    for model in make_models(task, "cpu", monkeypatch, **options):
-        if prepare is not None:
-            prepare(model)
-        models.append(model.learn(128))
+    options, prepare = STOCK_STEPS[reason]
+    models = learn_both(task, "cpu", monkeypatch, steps=128, change=prepare, **options)
     assert not [x for x in recwarn if x.category is RuntimeWarning]
     ours = models[1]
     compare(*models, 0, 0)
@@ -491,34 +493,29 @@ def freeze_values(model):
 
 MOMENTUM = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}}
 UNUSUAL = {
-    "a forward without options": ({"policy": OneArgument}, None),
-    "one standard deviation": ({"policy": OneStd, "env": partial(OtherActions, spaces.Box(-1, 1, (2,)))}, None),
-    "an infinite logit": ({"policy": NeverLeft}, None),
-    "sizes of NumPy": ({"batch_size": np.int64(24), "normalize_advantage": 1}, None),
-    "weights of another layout": ({}, transpose_weights),
-    "momentum that begins later": (
-        {"policy_kwargs": MOMENTUM},
-        lambda model: model.policy.value_net.requires_grad_(model.num_timesteps > 0),
-    ),
+    "a forward without options": {"policy": OneArgument},
+    "one standard deviation": {"policy": OneStd, "env": partial(OtherActions, spaces.Box(-1, 1, (2,)))},
+    "an infinite logit": {"policy": NeverLeft},
+    "sizes of NumPy": {"batch_size": np.int64(24), "normalize_advantage": 1},
+    "weights of another layout": {"prepare": transpose_weights},
+    "momentum that begins later": {"policy_kwargs": MOMENTUM, "prepare": freeze_values},
 }
 
 
 @pytest.mark.parametrize("kind", [TritonPPO, TritonA2C])
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_what_few_do_gives_the_agent_of_stock(case, kind):
-    more, prepare = UNUSUAL[case]
-    options = {"policy": "MlpPolicy", "env": "CartPole-v1", **(A2C_OPTIONS if kind is TritonA2C else OPTIONS), **more}
+    options = {"policy": "MlpPolicy", "env": "CartPole-v1", "prepare": lambda model: None}
+    options |= (A2C_OPTIONS if kind is TritonA2C else OPTIONS) | UNUSUAL[case]
     if kind is TritonA2C:
         options.pop("batch_size", None)
-    envs, models = options.pop("env"), []
+    envs, prepare, models = options.pop("env"), options.pop("prepare"), []
     for algorithm in (STOCK[kind], kind):
-        model = algorithm(env=make_vec_env(envs, 2, seed=0), device="cpu", **options)
+        models.append(algorithm(env=make_vec_env(envs, 2, seed=0), device="cpu", **options))
         for _ in range(2):
-            if prepare is not None:
-                prepare(model)
-            model.learn(64, reset_num_timesteps=False)
-        models.append(model)
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+            prepare(models[-1])
+            models[-1].learn(64, reset_num_timesteps=False)
+    compare(*models[::-1])
     assert models[1].is_accelerated
 
 
@@ -529,17 +526,9 @@ def test_an_incomplete_rollout_is_an_error(task):
             model.train()
 
 
-class ReadMinibatches(BaseCallback):
-    def _on_step(self):
-        return True
-
-    def _on_rollout_end(self):
-        list(self.model.rollout_buffer.get(8))
-
-
 def test_minibatches_may_be_read_before():
-    stock, ours = (x.learn(128, callback=ReadMinibatches()) for x in make_models("cartpole", "cpu"))
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    read = At(lambda model: list(model.rollout_buffer.get(8)), moment="rollout_end")
+    _, ours = learn_both("cartpole", "cpu", steps=128, callback=read)
     assert ours.is_accelerated
 
 
@@ -548,20 +537,20 @@ def test_a_rollout_of_one_sample_has_clipped_gradients():
     compare(ours, stock, rtol=1e-4, atol=1e-5)
 
 
+def differentiate(given, _):
+    """What a callback may do with a policy."""
+    inputs = [given[x] for x in ("obs_tensor", "action_masks") if x in given]
+    observations = inputs[0].requires_grad_()
+    with torch.enable_grad():
+        given["self"].policy(observations, False, *inputs[1:])[1].sum().backward()
+    assert observations.grad.abs().sum() > 0
+    observations.requires_grad_(False)
+    return True
+
+
 @pytest.mark.parametrize("task", ["cartpole", "masks"])
 def test_a_callback_may_call_the_policy_and_differentiate(task, monkeypatch):
-    class Saliency(BaseCallback):
-        def _on_step(self):
-            given = [self.locals[x] for x in ("obs_tensor", "action_masks") if x in self.locals]
-            observations = given[0].requires_grad_()
-            with torch.enable_grad():
-                self.model.policy(observations, False, *given[1:])[1].sum().backward()
-            assert observations.grad.abs().sum() > 0
-            observations.requires_grad_(False)
-            return True
-
-    stock, ours = (x.learn(128, callback=Saliency()) for x in make_models(task, "cpu", monkeypatch))
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+    _, ours = learn_both(task, "cpu", monkeypatch, steps=128, callback=differentiate)
     assert ours.is_captured
 
 
@@ -574,15 +563,13 @@ def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(enabled, tmp_pa
     PPO.load(tmp_path / "model", env=model.get_env()).learn(8)
 
 
-def test_a_method_that_is_replaced_while_acting_stays():
-    class ReplaceForward(BaseCallback):
-        def _on_step(self):
-            if self.n_calls == 2:
-                self.model.policy.forward = partial(LikeliestActions.forward, self.model.policy)
-            return True
+def act_likeliest(model):
+    forward = model.policy_class.forward
+    model.policy.forward = lambda obs, deterministic=False: forward(model.policy, obs, deterministic=True)
 
-    stock, ours = (x.learn(128, callback=ReplaceForward()) for x in make_models("cartpole", "cpu"))
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
+
+def test_a_method_that_is_replaced_while_acting_stays():
+    _, ours = learn_both("cartpole", "cpu", steps=128, callback=At(act_likeliest, 4))
     assert "forward" in vars(ours.policy)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from sb3_callbacks import At
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3 import DictCartPole
@@ -29,18 +29,15 @@ def resize_rollout(n_steps, model):
     model.rollout_buffer = kind(n_steps, *spaces, device=model.device, **options)
 
 
-class EditParameters(BaseCallback):
+def edit_parameters(in_place):
     """Changes all parameters now and then, in place or in new memory."""
 
-    def __init__(self, in_place):
-        super().__init__()
-        self.in_place = in_place
-
-    def _on_step(self):
-        for parameter in self.model.policy.parameters() if self.n_calls % 7 == 0 else ():
+    def edit(model):
+        for parameter in model.policy.parameters() if model.num_timesteps % 14 == 0 else ():
             changed = 0.9 * parameter.data
-            parameter.data = parameter.data.copy_(changed) if self.in_place else changed
-        return True
+            parameter.data = parameter.data.copy_(changed) if in_place else changed
+
+    return {"callback": At(edit)}
 
 
 def set_option(name, value):
@@ -61,8 +58,8 @@ CHANGES = {
     "batch size": set_option("batch_size", 16),
     "parameters of the beginning": {"change": lambda model: model.set_parameters(copy.deepcopy(model.at_first))},
     "another environment": {"change": lambda model: model.set_env(make_vec_env("CartPole-v1", 2, seed=7))},
-    "parameters in place": {"callback": partial(EditParameters, True)},
-    "parameters in new memory": {"callback": partial(EditParameters, False)},
+    "parameters in place": edit_parameters(in_place=True),
+    "parameters in new memory": edit_parameters(in_place=False),
     "number of a layer": {"policy_kwargs": {"activation_fn": torch.nn.LeakyReLU}, "change": set_slopes},
     "running statistics": {"env": "Pendulum-v1", "wrap": VecNormalize},
     "dictionaries": {"env": DictCartPole, "wrap": VecNormalize, "policy": "MultiInputPolicy"},
@@ -75,43 +72,32 @@ def test_changes_while_graphs_are_alive(case, device, monkeypatch):
     options = {"policy": "MlpPolicy", "env": "CartPole-v1", "wrap": lambda envs: envs, "learning_rate": 3e-3}
     options |= OPTIONS | CHANGES[case]
     env, wrap, change = options.pop("env"), options.pop("wrap"), options.pop("change", lambda model: None)
-    make_callback, models = options.pop("callback", lambda: None), []
+    callback, models = options.pop("callback", None), []
     allow_captures(monkeypatch, device)
     for kind in (PPO, TritonPPO):
         model = kind(env=wrap(make_vec_env(env, 2, seed=0)), device=device, **options)
         model.at_first = copy.deepcopy(model.get_parameters())
-        model.learn(64, callback=make_callback())
+        model.learn(64, callback=callback)
         change(model)
-        models.append(model.learn(2 * 2 * model.n_steps, callback=make_callback()))
+        models.append(model.learn(2 * 2 * model.n_steps, callback=callback))
     compare(models[1], models[0], rtol=1e-3, atol=1e-4)
     assert models[1].is_captured and models[1]._update.step.captured and models[1]._acting.captured
-
-
-class KeepPolicies(BaseCallback):
-    """Copies and files of the policy, of the middle and the end of a rollout."""
-
-    def __init__(self):
-        super().__init__()
-        self.kept = []
-
-    def _on_step(self):
-        return self.n_calls != 3 or self._on_rollout_end()
-
-    def _on_rollout_end(self):
-        file = io.BytesIO()
-        torch.save(self.model.policy, file)
-        self.kept.append((copy.deepcopy(self.model.policy), file))
-        return True
 
 
 @pytest.mark.parametrize("is_captured", [False, True])
 @pytest.mark.parametrize("task", ["cartpole", "masks"])
 def test_policies_that_a_callback_keeps_are_plain(task, is_captured, monkeypatch):
     model, stock = make_model(task, "cpu", monkeypatch if is_captured else None), make_model(task, "cpu", stock=True)
-    keep, observations = KeepPolicies(), torch.randn(5, 4)
-    model.learn(64, callback=keep)
-    assert model.is_captured == is_captured and model.is_accelerated and len(keep.kept) == 2
-    for copied, file in keep.kept:
+    kept, observations = [], torch.randn(5, 4)
+
+    def keep_policy(model):
+        file = io.BytesIO()
+        torch.save(model.policy, file)
+        kept.append((copy.deepcopy(model.policy), file))
+
+    model.learn(64, callback=[At(keep_policy, 6), At(keep_policy, moment="rollout_end")])
+    assert model.is_captured == is_captured and model.is_accelerated and len(kept) == 2
+    for copied, file in kept:
         assert b"rl_triton" not in file.getvalue()
         file.seek(0)
         for policy in (copied, torch.load(file, weights_only=False)):

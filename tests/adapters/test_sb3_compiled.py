@@ -7,11 +7,11 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
-from stable_baselines3.common.callbacks import BaseCallback
+from sb3_callbacks import At
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from test_sb3_captured import STOCK, compare, compare_logs, make_model, make_models
+from test_sb3_captured import STOCK, compare, compare_logs, learn_both, make_model, make_models
 
 from rl_triton_adapters.sb3.captured import TritonPPO
 
@@ -34,20 +34,18 @@ SCHEDULES = {
 def test_three_hundred_updates_are_those_of_stock():
     """With schedules of all there are, updates that stop early, and a last minibatch that is shorter."""
     options = SCHEDULES | {"n_steps": 8, "batch_size": 6, "n_epochs": 3}
-    stock, ours = (model.learn(300 * 16) for model in make_models("cartpole", "cpu", **options))
+    stock, ours = learn_both("cartpole", "cpu", steps=300 * 16, **options)
     assert ours.describe() == COMPILED
     assert ours._n_updates == stock._n_updates and 300 < ours._n_updates < 900, "some stop early"
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
     compare_logs(ours, stock)
 
 
 @pytest.mark.parametrize("task", ["cartpole", "a2c_pendulum"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_and_their_states(optimizer, task):
-    stock, ours = (x.learn(128) for x in make_models(task, "cpu", policy_kwargs=OPTIMIZERS[optimizer]))
-    assert ours.describe() == COMPILED
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
-    states = [model.policy.optimizer.state_dict()["state"] for model in (ours, stock)]
+    models = learn_both(task, "cpu", steps=128, policy_kwargs=OPTIMIZERS[optimizer])
+    assert models[1].describe() == COMPILED
+    states = [model.policy.optimizer.state_dict()["state"] for model in models]
     torch.testing.assert_close(*states, rtol=1e-3, atol=1e-4)
 
 
@@ -65,28 +63,24 @@ def test_checkpoints_both_ways_in_mid_training(task, tmp_path):
     compare(*went_on, rtol=1e-3, atol=1e-4)
 
 
-class ChangeThings(BaseCallback):
-    """Changes what an update depends on while a rollout is collected and between rollouts."""
-
-    def _on_step(self):
-        policy = self.model.policy
-        if self.n_calls == 10:
-            self.model.policy.optimizer.param_groups[0]["weight_decay"] = 0.1
-        if self.n_calls == 40:
-            policy.mlp_extractor.value_net[0].requires_grad_(False)
-            self.model.ent_coef, self.model.n_epochs = 0.1, 1
-        if self.n_calls == 70:
-            policy.value_net = torch.nn.Linear(policy.value_net.in_features, 1)
-            torch.nn.init.ones_(policy.value_net.weight)
-            torch.nn.init.zeros_(policy.value_net.bias)
-            policy.optimizer.add_param_group({"params": [*policy.value_net.parameters()], "lr": 1e-2})
-        return True
+def change_things(model):
+    """What an update depends on, while a rollout is collected and between rollouts."""
+    policy, step = model.policy, model.num_timesteps
+    if step == 20:
+        policy.optimizer.param_groups[0]["weight_decay"] = 0.1
+    if step == 80:
+        policy.mlp_extractor.value_net[0].requires_grad_(False)
+        model.ent_coef, model.n_epochs = 0.1, 1
+    if step == 140:
+        policy.value_net = torch.nn.Linear(policy.value_net.in_features, 1)
+        torch.nn.init.ones_(policy.value_net.weight)
+        torch.nn.init.zeros_(policy.value_net.bias)
+        policy.optimizer.add_param_group({"params": [*policy.value_net.parameters()], "lr": 1e-2})
 
 
 def test_callbacks_may_change_anything():
-    stock, ours = (x.learn(200, callback=ChangeThings()) for x in make_models("cartpole", "cpu"))
+    _, ours = learn_both("cartpole", "cpu", steps=200, callback=At(change_things))
     assert ours.describe() == COMPILED
-    compare(ours, stock, rtol=1e-3, atol=1e-4)
 
 
 def keep_own(thing, name):
@@ -113,7 +107,7 @@ def double(thing, name):
 
 
 REASONS = {
-    "has its own _make_step": lambda model: double(model, "_make_step"),
+    "has its own _make_step": lambda model: isinstance(model, TritonPPO) and double(model, "_make_step"),
     "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
     "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
     "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
@@ -129,14 +123,9 @@ REASONS = {
 @pytest.mark.parametrize("reason", REASONS)
 def test_reasons_why_an_update_is_not_compiled(reason):
     """Then it is the one without a graph, and the agent is stock's."""
-    models = []
-    for model in make_models("cartpole", "cpu"):
-        if isinstance(model, TritonPPO) or "_make_step" not in reason:
-            REASONS[reason](model)
-        models.append(model.learn(64))
-    sentence = models[1].describe()
+    _, ours = learn_both("cartpole", "cpu", change=REASONS[reason])
+    sentence = ours.describe()
     assert sentence.startswith("updates are accelerated without a graph") and reason in sentence
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
 
 
 def derive_kind(thing, **methods):
@@ -182,11 +171,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_user_changes_counts(name):
-    models = []
-    for model in make_models("pendulum", "cpu", max_grad_norm=0.01):
-        CHANGES[name](model)
-        models.append(model.learn(64))
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+    learn_both("pendulum", "cpu", change=CHANGES[name], max_grad_norm=0.01)
 
 
 def test_a_policy_takes_its_own_third_argument():
@@ -198,9 +183,7 @@ def test_a_policy_takes_its_own_third_argument():
         return seen.append(given["self"].policy(given["obs_tensor"], True, 2.0)[1]) is None
 
     seen = []
-    for model in make_models("cartpole", "cpu"):
-        derive_kind(model.policy, forward=forward)
-        model.learn(64, callback=act)
+    learn_both("cartpole", "cpu", change=lambda model: derive_kind(model.policy, forward=forward), callback=act)
     torch.testing.assert_close(seen[:32], seen[32:], rtol=1e-3, atol=1e-4)
 
 
@@ -215,20 +198,16 @@ def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
 @pytest.mark.parametrize("name", ["ent_coef", "vf_coef"])
 @pytest.mark.parametrize("make", [torch.nn.Parameter, torch.atleast_1d, torch.clone])
 def test_coefficients_that_are_no_numbers(name, make):
-    models = []
-    for model in make_models("cartpole", "cpu"):
-        setattr(model, name, make(torch.tensor(0.5)))
-        models.append(model.learn(64))
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in models[1].describe()
+    _, ours = learn_both("cartpole", "cpu", change=lambda model: setattr(model, name, make(torch.tensor(0.5))))
+    assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in ours.describe()
+
+
+def shorten_rollouts(model):
+    model.n_steps = 16
+    numbers = {name: getattr(model, name) for name in ("gamma", "gae_lambda", "n_envs")}
+    model.rollout_buffer = model.rollout_buffer_class(16, model.observation_space, model.action_space, **numbers)
 
 
 def test_another_buffer_by_the_class_of_the_first():
-    models = []
-    for model in make_models("cartpole", "cpu"):
-        model.n_steps = 16
-        numbers = {name: getattr(model, name) for name in ("gamma", "gae_lambda", "n_envs")}
-        model.rollout_buffer = model.rollout_buffer_class(16, model.observation_space, model.action_space, **numbers)
-        models.append(model.learn(64))
-    assert isinstance(models[1].rollout_buffer, models[0].rollout_buffer_class)
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
+    stock, ours = learn_both("cartpole", "cpu", change=shorten_rollouts)
+    assert isinstance(ours.rollout_buffer, stock.rollout_buffer_class)

@@ -1,23 +1,25 @@
 """Compiled gradient steps and acting of Stable-Baselines3's off-policy algorithms against the stock ones."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
-from stable_baselines3.common.callbacks import BaseCallback
+from sb3_callbacks import At
 from stable_baselines3.common.env_util import make_vec_env
 from test_sb3_off_policy import (
     FORMS,
     SAC,
     STOCK,
-    At,
     Goal,
     compare_models,
     draw_newest,
     is_discrete,
     make_noise,
     normalize,
+    train_both,
 )
 
 from rl_triton_adapters.sb3.dqn import TritonDQN
@@ -58,13 +60,7 @@ def make_model(kind, env=None, action_noise=None, policy_kwargs=None, **options)
     return kind(options.pop("policy", "MlpPolicy"), env(name) if env else name, policy_kwargs=networks, **own | options)
 
 
-def train_both(kind, steps=120, callback=None, change=lambda model: None, **options):
-    models = []
-    for each in (kind, STOCK[kind]):
-        models.append(make_model(each, **options))
-        change(models[-1])
-        models[-1].learn(steps, callback=callback() if callback else None)
-    return models
+train_both = partial(train_both, make=make_model)
 
 
 @pytest.mark.parametrize("kind, name", CASES)
@@ -103,39 +99,37 @@ def test_checkpoints_both_ways_in_mid_training(kind, tmp_path):
     compare_models(*went_on, 2e-5)
 
 
-class ChangeThings(BaseCallback):
-    def _on_step(self):
-        model, policy = self.model, self.model.policy
-        network = model.q_net if hasattr(model, "q_net") else model.actor
-        optimizer = policy.optimizer if hasattr(model, "q_net") else model.critic.optimizer
-        if self.n_calls == 30:
-            policy.load_state_dict({name: 0.9 * x for name, x in policy.state_dict().items()})
-        if self.n_calls == 40:
-            optimizer.load_state_dict(optimizer.state_dict())
-            model.gamma, optimizer.param_groups[0]["weight_decay"] = 0.5, 0.1
-        if self.n_calls == 50:
-            next(network.parameters()).requires_grad_(False)
-        if self.n_calls == 60:
-            weight = [*network.parameters()][-2]
-            weight.data = 2 * weight.data
-        if self.n_calls == 70:
-            model.tau, model.max_grad_norm = 0.4, 0.01
-            if hasattr(model, "log_ent_coef"):
-                model.log_ent_coef = (model.log_ent_coef.detach() - 1).requires_grad_()
-                model.ent_coef_optimizer = torch.optim.Adam([model.log_ent_coef], lr=0.1)
-        return True
+def change_things(model):
+    policy, step = model.policy, model.num_timesteps
+    network = model.q_net if hasattr(model, "q_net") else model.actor
+    optimizer = policy.optimizer if hasattr(model, "q_net") else model.critic.optimizer
+    if step == 30:
+        policy.load_state_dict({name: 0.9 * x for name, x in policy.state_dict().items()})
+    if step == 40:
+        optimizer.load_state_dict(optimizer.state_dict())
+        model.gamma, optimizer.param_groups[0]["weight_decay"] = 0.5, 0.1
+    if step == 50:
+        next(network.parameters()).requires_grad_(False)
+    if step == 60:
+        weight = [*network.parameters()][-2]
+        weight.data = 2 * weight.data
+    if step == 70:
+        model.tau, model.max_grad_norm = 0.4, 0.01
+        if hasattr(model, "log_ent_coef"):
+            model.log_ent_coef = (model.log_ent_coef.detach() - 1).requires_grad_()
+            model.ent_coef_optimizer = torch.optim.Adam([model.log_ent_coef], lr=0.1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_callbacks_may_change_anything(kind):
-    ours, stock = train_both(kind, callback=ChangeThings)
+    ours, stock = train_both(kind, 120, callback=lambda: At(change_things))
     assert ours.describe() == COMPILED
     compare_models(ours, stock, 2e-5)
 
 
 @pytest.mark.parametrize("kind", [TritonDQN, TritonTD3])
 def test_nan_goes_where_it_goes_in_stock(kind):
-    ours, stock = train_both(kind, change=lambda model: setattr(model.replay_buffer, "rewards", NotANumber(500)))
+    ours, stock = train_both(kind, 120, lambda model: setattr(model.replay_buffer, "rewards", NotANumber(500)))
     for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert any(x.isnan().any() for x in ours.policy.parameters())
@@ -226,29 +220,25 @@ def test_dictionaries_are_left_alone():
     compare_models(*models, 2e-5)
 
 
-class Watch(BaseCallback):
+def watch(model):
     """Compares actions with those of the policy itself, and changes its parameters between."""
-
-    def _on_step(self):
-        policy, obs = self.model.policy, self.training_env.reset()
-        with torch.no_grad():
-            for x in policy.parameters():
-                x.mul_(1.01)
-        state = torch.get_rng_state()
-        given = [policy.predict(obs, deterministic=True)[0], policy.predict(obs)[0], policy.predict(obs[0])[0]]
-        torch.set_rng_state(state)
-        own = type(policy).predict
-        expected = [own(policy, obs, deterministic=True)[0], own(policy, obs)[0], own(policy, obs[0])[0]]
-        for x, y in zip(given, expected, strict=True):
-            assert x.shape == y.shape and x.dtype == y.dtype
-            np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
-        Watch.is_compiled = "predict" in vars(policy)
-        return True
+    policy, obs = model.policy, model.get_env().reset()
+    with torch.no_grad():
+        for x in policy.parameters():
+            x.mul_(1.01)
+    state = torch.get_rng_state()
+    given = [policy.predict(obs, deterministic=True)[0], policy.predict(obs)[0], policy.predict(obs[0])[0]]
+    torch.set_rng_state(state)
+    own = partial(type(policy).predict, policy)
+    for x, y in zip(given, [own(obs, deterministic=True)[0], own(obs)[0], own(obs[0])[0]], strict=True):
+        assert x.shape == y.shape and x.dtype == y.dtype
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
+    assert "predict" in vars(policy)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 200])
 def test_acting_is_that_of_the_policy(kind, count):
     model = make_model(kind, env=lambda name: make_vec_env(name, count, seed=0)).learn(30 + 2 * count)
-    model.learn(3 * count, callback=Watch(), reset_num_timesteps=False)
-    assert Watch.is_compiled and "predict" not in vars(model.policy)
+    model.learn(3 * count, callback=At(watch), reset_num_timesteps=False)
+    assert "predict" not in vars(model.policy)

@@ -18,10 +18,10 @@ pytest.importorskip("sb3_contrib")
 from gymnasium import spaces
 from process_state import interrupted
 from recorded_graphs import allow_captures
+from sb3_callbacks import At
 from sb3_contrib import QRDQN, TQC, CrossQ
 from stable_baselines3 import DDPG, DQN, SAC, TD3
 from stable_baselines3.common.buffers import ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -164,6 +164,16 @@ def train(kind, steps=48, callback=None, device="cpu", **options):
     return model.learn(steps, callback=callback)
 
 
+def train_both(kind, steps=48, change=lambda model: None, callback=None, make=make_model, **options):
+    """Ours and stock's, after a change, with a callback each."""
+    models = []
+    for each in (kind, STOCK[kind]):
+        models.append(make(each, **options))
+        change(models[-1])
+        models[-1].learn(steps, callback=callback and callback())
+    return models
+
+
 def compare_models(ours, stock, tolerance):
     """Parameters, targets and running statistics, and what was logged last."""
     expected = stock.policy.state_dict()
@@ -195,8 +205,8 @@ def test_gradient_steps_are_those_of_the_stock_algorithm(kind, name, options, mo
 
 @pytest.mark.parametrize("kind", STOCK)
 def test_with_default_optimizers_parameters_are_equal_up_to_rounding(kind, device):
-    ours, stock = (train(x, policy_kwargs={"optimizer_kwargs": {}}, device=device) for x in (kind, STOCK[kind]))
-    compare_models(ours, stock, 1e-5 if device == "cpu" else 1e-3)
+    models = train_both(kind, policy_kwargs={"optimizer_kwargs": {}}, device=device)
+    compare_models(*models, 1e-5 if device == "cpu" else 1e-3)
 
 
 class Places(BaseFeaturesExtractor):
@@ -208,15 +218,14 @@ class Places(BaseFeaturesExtractor):
         return self.table((observations[:, 0] * 3 + 4).long())
 
 
+def fix_coefficient_at_first(model):
+    model.log_ent_coef, model.ent_coef_tensor = None, torch.tensor(0.2)
+
+
 @pytest.mark.parametrize("kind", [TritonSAC, TritonTQC, TritonTD3])
 def test_a_fixed_coefficient_and_sparse_gradients(kind):
-    models = []
-    for each in (kind, STOCK[kind]):
-        sparse = {"features_extractor_class": Places, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}}
-        model = make_model(each, policy_kwargs=sparse)
-        model.log_ent_coef, model.ent_coef_tensor = None, torch.tensor(0.2)
-        models.append(model.learn(48))
-    compare_models(*models, 1e-5)
+    sparse = {"features_extractor_class": Places, "optimizer_class": torch.optim.SGD, "optimizer_kwargs": {}}
+    compare_models(*train_both(kind, change=fix_coefficient_at_first, policy_kwargs=sparse), 1e-5)
 
 
 @pytest.mark.parametrize("device", [GPU])
@@ -230,25 +239,6 @@ def test_branches_of_a_graph_change_no_bit(kind, device, monkeypatch):
     assert any(forks)
 
 
-class At(BaseCallback):
-    """Changes the model in the middle of training: at a step, or as a rollout begins."""
-
-    def __init__(self, change, step=30, moment="step"):
-        super().__init__()
-        self.change, self.when = change, (moment, step)
-
-    def _on_step(self):
-        self.change_at("step")
-        return True
-
-    def _on_rollout_start(self):
-        self.change_at("rollout")
-
-    def change_at(self, moment):
-        if (moment, self.num_timesteps) == self.when:
-            self.change(self.model)
-
-
 @torch.no_grad()
 def replace_actor(model):
     """By another one, whose optimizer is that of the one before."""
@@ -259,10 +249,10 @@ def replace_actor(model):
         x.mul_(2)
 
 
-@pytest.mark.parametrize("moment", ["step", "rollout"])
+@pytest.mark.parametrize("moment", ["step", "rollout_start"])
 def test_an_actor_that_is_replaced_acts(moment, monkeypatch):
     allow_captures(monkeypatch)
-    ours, stock = (train(kind, callback=At(replace_actor, moment=moment)) for kind in (TritonTD3, TD3))
+    ours, stock = train_both(TritonTD3, callback=lambda: At(replace_actor, 30, moment))
     assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
 
@@ -296,7 +286,7 @@ FOLLOWED += [(TritonSAC, change_coefficient), *((x, fix_coefficient) for x in (T
 def test_what_changes_is_followed(kind, change, captured):
     options = {"ent_coef": 0.2} if kind is TritonSAC and change is not fix_coefficient else {}
     ours, stock, unchanged = (
-        train(x, callback=callback and At(callback), **options)
+        train(x, callback=callback and At(callback, 30), **options)
         for x, callback in ((kind, change), (STOCK[kind], change), (STOCK[kind], None))
     )
     compare_models(ours, stock, 2e-5 if captured or change is fix_coefficient else 0)
@@ -310,10 +300,8 @@ def restart_warm_ups(model):
 
 
 def test_layers_that_normalise_may_have_warm_ups_of_their_own(captured):
-    options = {"renorm_warmup_steps": 12}
-    kinds = TritonCrossQ, CrossQ
-    models = [train(kind, 60, At(restart_warm_ups, 40), policy_kwargs=options) for kind in kinds]
-    compare_models(*models, 2e-5 if captured else 0)
+    options = {"callback": lambda: At(restart_warm_ups, 40), "policy_kwargs": {"renorm_warmup_steps": 12}}
+    compare_models(*train_both(TritonCrossQ, 60, **options), 2e-5 if captured else 0)
 
 
 @pytest.mark.usefixtures("captured")
@@ -343,11 +331,7 @@ class Dropped(torch.nn.Dropout):
 
 @pytest.mark.parametrize("kind", [TritonSAC, TritonDQN])
 def test_a_policy_that_torch_compiles_is_left_alone(kind):
-    models = []
-    for each in (kind, STOCK[kind]):
-        models.append(make_model(each))
-        models[-1].policy = torch.compile(models[-1].policy)
-        models[-1].learn(48)
+    models = train_both(kind, change=lambda model: setattr(model, "policy", torch.compile(model.policy)))
     compare_models(*models, 0)
     assert models[0].describe().endswith("the policy is wrapped in OptimizedModule")
 
@@ -450,11 +434,8 @@ def make_owner(kind):
 @pytest.mark.parametrize("kind", STOCK)
 def test_parameters_of_other_optimizers_get_all_their_gradients(kind, captured):
     """A critic's those of the actor's loss, too."""
-    ours, stock = make_owner(kind), make_owner(STOCK[kind])
-    for model in (ours, stock):
-        model.set_random_seed(0)
-        model.learn(40)
-    compare_models(ours, stock, 2e-5 if captured else 1e-6)
+    models = train_both(kind, 40, lambda model: model.set_random_seed(0), make=make_owner)
+    compare_models(*models, 2e-5 if captured else 1e-6)
 
 
 class BrokenSensor(gym.ObservationWrapper):
@@ -508,7 +489,7 @@ def test_what_no_graph_sees_is_captured_again_when_asked(monkeypatch):
     models = []
     for kind in (TritonDQN, DQN):
         monkeypatch.setitem(OF_THE_PROCESS, "scale", 1.0)
-        models.append(train(kind, 40, At(change_scale), policy_kwargs={"features_extractor_class": Global}))
+        models.append(train(kind, 40, At(change_scale, 30), policy_kwargs={"features_extractor_class": Global}))
     assert models[0].describe() == "updates are captured"
     compare_models(*models, 2e-5)
 
@@ -581,27 +562,17 @@ def test_targets_follow():
     average_parameters([], [], 0.25)
 
 
-class Reads(BaseCallback):
-    """Keeps what was logged before each rollout."""
-
-    def _on_training_start(self):
-        self.seen = []
-
-    def _on_rollout_start(self):
-        self.seen.append({k: x for k, x in self.logger.name_to_value.items() if k.startswith("train/")})
-
-    def _on_step(self):
-        return True
-
-
 @pytest.mark.parametrize("kind", [TritonSAC, TritonDQN])
 def test_what_an_update_logs_is_there_before_the_next_rollout(kind, monkeypatch):
     allow_captures(monkeypatch)
-    callbacks = [Reads(), Reads()]
-    models = [train(x, 60, callback=c) for x, c in zip((kind, STOCK[kind]), callbacks, strict=True)]
-    ours, stock = (x.seen for x in callbacks)
-    assert models[0]._unfinished is None and len(ours) == len(stock) > 40
-    for x, y in zip(ours, stock, strict=True):
+    seen = []
+
+    def keep_logs(model):
+        seen[-1].append({k: x for k, x in model.logger.name_to_value.items() if k.startswith("train/")})
+
+    models = train_both(kind, 60, lambda _: seen.append([]), lambda: At(keep_logs, moment="rollout_start"))
+    assert models[0]._unfinished is None and len(seen[0]) == len(seen[1]) > 40
+    for x, y in zip(*seen, strict=True):
         assert {*x} == {*y}
         np.testing.assert_allclose([x[k] for k in y], [*y.values()], rtol=1e-3, atol=1e-3)
 

@@ -10,9 +10,9 @@ import torch
 pytest.importorskip("sb3_contrib")
 from gpu_checks import GPU
 from gymnasium import spaces
+from sb3_callbacks import At
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_sb3_captured import OwnPolicy, allow_captures
@@ -143,22 +143,6 @@ def test_a_training_that_diverges_ends_where_that_of_stock_does(case, how, monke
     assert any(x.isnan().any() for x in parameters.values())
 
 
-class BreakRollout(BaseCallback):
-    """Changes one sample of the second rollout at its end."""
-
-    def __init__(self, field, value):
-        super().__init__()
-        self.field, self.value, self.rollouts = field, value, 0
-
-    def _on_step(self):
-        return True
-
-    def _on_rollout_end(self):
-        self.rollouts += 1
-        if self.rollouts == 2:
-            getattr(self.model.rollout_buffer, self.field)[3, 1] = self.value
-
-
 ROLLOUTS = [
     ("box", "observations", np.nan),
     ("box", "actions", np.nan),
@@ -184,8 +168,11 @@ def test_no_step_is_made_with_a_sample_that_is_refused(case, field, value, how, 
     """The minibatches before it count, the one that holds it does not."""
     updates = []
 
+    def break_rollout(model):
+        getattr(model.rollout_buffer, field)[3, 1] = value
+
     def learn(model):
-        found = learn_to_the_error(model, BreakRollout(field, value))
+        found = learn_to_the_error(model, At(break_rollout, 4 * model.n_steps, "rollout_end"))
         updates.append(model._n_updates)
         return found
 
@@ -204,23 +191,6 @@ def set_std(policy):
     policy.log_std.data.fill_(-200.0)
 
 
-class BreakPolicy(BreakRollout):
-    """Changes the policy at the beginning, or after the second rollout."""
-
-    def __init__(self, change, after):
-        super().__init__("", 0)
-        self.change, self.after = change, after
-
-    def _on_training_start(self):
-        if self.after == 0:
-            self.change(self.model.policy)
-
-    def _on_rollout_end(self):
-        self.rollouts += 1
-        if self.rollouts == self.after:
-            self.change(self.model.policy)
-
-
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize(
@@ -229,7 +199,8 @@ class BreakPolicy(BreakRollout):
 )
 def test_what_no_result_shows_is_refused(case, change, after, how, monkeypatch):
     def learn(model):
-        return learn_to_the_error(model, BreakPolicy(change, after))
+        moment = "rollout_end" if after else "training_start"
+        return learn_to_the_error(model, At(lambda model: change(model.policy), 2 * after * model.n_steps, moment))
 
     actions, _ = check_refusal(case, how, monkeypatch, learn, nan_from=1000)
     assert len(actions[0]) == after * OPTIONS["n_steps"]

@@ -38,8 +38,8 @@ from mutation.mutant import BACKENDS, Mutant, load_mutants
 ROOT = Path(__file__).resolve().parent.parent
 NOT_OF_MUTANTS = (  # tests of the core whose words are in expressions that mean others
     *("adding_a_loss", "adding_an_estimator", "benchmarks", "docs", "end_to_end", "estimators_cuda"),
-    *("estimators_numbers", "language", "losses_cuda", "losses_frameworks", "losses_logits_cuda"),
-    *("normalization_cuda", "oracles", "reports", "testing", "types", "warmup"),
+    *("estimators_numbers", "language", "losses_cuda", "losses_frameworks"),
+    *("oracles", "reports", "testing", "types", "warmup"),
 )
 CORE_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/core/test_*.py"))
 CORE_TESTS = [x for x in CORE_TESTS if Path(x).stem.removeprefix("test_") not in NOT_OF_MUTANTS]

@@ -4,6 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from cases import same_bits
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)  # a device of a test, beside others
 
@@ -40,3 +41,20 @@ def capture_graph(call, warmups=1):
     with torch.cuda.graph(graph):
         results = call()
     return graph, results
+
+
+def assert_replays(call, *changes, warmups=1):
+    """A graph of a call gives, after each change of what it reads, what the call gives then; return its last results.
+
+    A call may write to the same memory each time.
+    """
+    graph, results = capture_graph(call, warmups)
+    found = results
+    for change in changes:
+        change()
+        for x in results:
+            x.fill_(torch.nan)
+        graph.replay()
+        found = [x.clone() for x in results]
+        assert all(same_bits(x, y) for x, y in zip(found, call(), strict=True))
+    return found

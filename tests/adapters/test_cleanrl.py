@@ -7,6 +7,7 @@ flags; walks add up, for each step, the temporal differences of the rest of its 
 import os
 import re
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from core import conventions_rollouts as real
+from gpu_checks import assert_replays, forbid_waiting
 from gymnasium.vector import AutoresetMode
 from processes import run_python
 from recorded_graphs import allow_captures
@@ -353,3 +355,37 @@ def test_captured_steps_of_sac_are_those_without_graphs(monkeypatch):
         assert bool(names["critic_step"].reason) == bool(names["actor_step"].reason) == (len(trained) == 1)
         allow_captures(monkeypatch)
     torch.testing.assert_close(*trained)
+
+
+def copy_to_gpu(rollout):
+    return Rollout(*(x.cuda() for x in rollout))
+
+
+def compute_all(rollout):
+    return gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
+
+
+@pytest.mark.gpu
+def test_the_numbers_of_the_cpu_without_waiting():
+    given = copy_to_gpu(random_rollout())
+    for _ in range(3):
+        compute_all(given)  # what is compiled and recorded comes before
+    with forbid_waiting():
+        got = compute_all(given)
+    assert all(x.device.type == "cuda" for x in got)
+    assert_near(got, compute_all(random_rollout()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_in_a_cuda_graph(compiled):
+    """As LeanRL makes it: what was captured computes from what stands in the inputs when it is replayed."""
+    torch._dynamo.reset()
+    given, call = copy_to_gpu(random_rollout()), torch.compile(compute_all, fullgraph=True) if compiled else compute_all
+
+    def renew(seed):
+        for x, y in zip(given, random_rollout(seed=seed), strict=True):
+            x.copy_(y)
+
+    got = assert_replays(lambda: call(given), partial(renew, 1), partial(renew, 2), warmups=3)
+    assert_near(got, compute_all(random_rollout(seed=2)))

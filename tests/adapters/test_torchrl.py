@@ -17,6 +17,7 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from gpu_checks import forbid_waiting
 from overrides import derive
 from tensordict import TensorDict
 from tensordict.nn import NormalParamExtractor, TensorDictModule, TensorDictSequential
@@ -50,9 +51,13 @@ SHAPES = [  # and where time is
 ]
 
 
+def list_results(results):
+    return [*results] if isinstance(results, tuple) else [results]
+
+
 def assert_same(got, want):
     assert type(got) is type(want)
-    for ours_, theirs in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
+    for ours_, theirs in zip(list_results(got), list_results(want), strict=True):
         torch.testing.assert_close(ours_, theirs, rtol=TOLERANCE[theirs.dtype], atol=TOLERANCE[theirs.dtype])
 
 
@@ -105,6 +110,34 @@ def test_any_batch_and_time_dimension(function, stock, scalars, shape, time_dim,
     assert_same(*(call_with_steps(f, steps, **scalars, time_dim=time_dim) for f in (function, stock)))
 
 
+def copy_to_gpu(steps):
+    return {name: x.cuda() for name, x in steps.items()}
+
+
+@pytest.mark.gpu
+@EVERY
+@pytest.mark.parametrize(("shape", "time_dim"), [((20,), -1), ((5, 20, 3), 1), ((200, 64, 1), 0)])
+def test_numbers_on_a_gpu(function, stock, scalars, shape, time_dim):
+    """Of TorchRL's loops, in float32: its vectorized functions are convolutions, in TensorFloat-32 by default."""
+    steps = random_steps(shape, torch.float32)
+    functions = function, getattr(functional, function.__name__)
+    got, want = (call_with_steps(f, copy_to_gpu(steps), **scalars, time_dim=time_dim) for f in functions)
+    assert {x.device.type for x in list_results(got)} == {"cuda"}
+    assert_same(got, want)
+    on_cpu = call_with_steps(stock, steps, **scalars, time_dim=time_dim)
+    assert_same(*(tuple(x.cpu() for x in list_results(x)) for x in (got, on_cpu)))
+
+
+@pytest.mark.gpu
+@EVERY
+def test_with_numbers_nothing_waits(function, stock, scalars):
+    steps = copy_to_gpu(random_steps((5, 20, 1), torch.float32))
+    want = call_with_steps(function, steps, **scalars)
+    with forbid_waiting():
+        got = call_with_steps(function, steps, **scalars)
+    assert_same(got, want)
+
+
 @EVERY
 @pytest.mark.parametrize("convert", [torch.tensor, lambda x: torch.tensor([x])], ids=["scalar", "one element"])
 def test_numbers_in_tensors(function, stock, scalars, convert):
@@ -153,10 +186,6 @@ def test_half_precision_is_computed_in_single(function, stock, scalars, dtype):
     assert_same(call_with_steps(function, steps, **scalars), call_with_steps(stock, wide, **scalars))
 
 
-def list_dtypes(results):
-    return [x.dtype for x in (results if isinstance(results, tuple) else (results,))]
-
-
 @EVERY
 @pytest.mark.parametrize("values", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("dtype", [None, torch.float32, torch.float64])
@@ -165,8 +194,8 @@ def test_dtypes_of_discounts_count(function, stock, scalars, values, dtype, shap
     steps = random_steps((5, 20, 1), values)
     discounts = (GAMMA, 1) if dtype is None else (torch.full(shape, GAMMA, dtype=dtype),)
     for gamma in discounts:
-        found = [list_dtypes(call_with_steps(f, steps, **{**scalars, "gamma": gamma})) for f in (function, stock)]
-        assert found[0] == found[1]
+        found = [list_results(call_with_steps(f, steps, **{**scalars, "gamma": gamma})) for f in (function, stock)]
+        assert [x.dtype for x in found[0]] == [x.dtype for x in found[1]]
 
 
 FLOATS = [torch.float32, torch.float64]
@@ -184,7 +213,7 @@ def test_dtypes_in_and_out_are_those_of_torchrl(function, stock, scalars, values
     got = call_with_steps(
         function, {name: x.to(flags) if name in ("done", "terminated") else x for name, x in steps.items()}, **scalars
     )
-    for x, y in zip(*((x,) if isinstance(x, torch.Tensor) else x for x in (got, want)), strict=True):
+    for x, y in zip(*map(list_results, (got, want)), strict=True):
         assert x.dtype == y.dtype == torch.promote_types(values, rewards)
         torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
 
@@ -193,7 +222,7 @@ def test_dtypes_in_and_out_are_those_of_torchrl(function, stock, scalars, values
 @pytest.mark.parametrize("shape", [(0, 20, 1), (5, 0, 1), (5, 20, 0)])
 def test_empty_in_empty_out(function, stock, scalars, shape):
     got = call_with_steps(function, random_steps(shape), **scalars)
-    assert all(x.shape == shape for x in (got if isinstance(got, tuple) else (got,)))
+    assert all(x.shape == shape for x in list_results(got))
 
 
 @EVERY
@@ -209,8 +238,7 @@ def test_gradients(function, stock, scalars, name):
     def gradient(f):
         steps = random_steps((4, 20, 3))
         steps[name].requires_grad_()
-        results = call_with_steps(f, steps, **scalars)
-        results = results if isinstance(results, tuple) else (results,)
+        results = list_results(call_with_steps(f, steps, **scalars))
         weights = torch.Generator().manual_seed(1)
         sum((x * torch.randn(x.shape, generator=weights)).sum() for x in results if x.requires_grad).backward()
         return steps[name].grad
@@ -224,8 +252,7 @@ def test_gradient_of_the_discount(function, stock, scalars):
 
     def gradient(f):
         leaf = gamma.clone().requires_grad_()
-        results = call_with_steps(f, random_steps((4, 20, 1)), **{**scalars, "gamma": leaf})
-        (results if isinstance(results, torch.Tensor) else results[0]).sum().backward()
+        list_results(call_with_steps(f, random_steps((4, 20, 1)), **{**scalars, "gamma": leaf}))[0].sum().backward()
         return leaf.grad
 
     assert_same(gradient(function), gradient(getattr(functional, function.__name__)))
@@ -245,8 +272,7 @@ def test_compiled_with_numbers_in_tensors(function, stock, scalars, shape, diffe
         tensors = {name: torch.full(shape, factor * x) for name, x in scalars.items()}
         results = [f(steps, **tensors) for f in (compiled, partial(call_with_steps, stock))]
         assert_same(*results)
-        got = results[0] if isinstance(results[0], torch.Tensor) else results[0][1]
-        assert got.requires_grad == differentiated
+        assert list_results(results[0])[-1].requires_grad == differentiated
     assert counter.frame_count == 1
 
 
@@ -294,8 +320,7 @@ def test_these_may_be_learned(function, stock, scalars, name):
     found = []
     for f in (function, getattr(functional, function.__name__)):
         number = torch.tensor(0.8, requires_grad=True)
-        result = call_with_steps(f, random_steps((5, 20, 1)), **{**scalars, name: number})
-        first = result[0] if isinstance(result, tuple) else result
+        first, *_ = list_results(call_with_steps(f, random_steps((5, 20, 1)), **{**scalars, name: number}))
         found.append(torch.autograd.grad(first.square().sum(), number, allow_unused=True) if first.requires_grad else 0)
     torch.testing.assert_close(*found)
 
@@ -317,7 +342,7 @@ def test_vmap(function, stock, scalars):
 
     def compute_square(*steps):
         results = call_with_steps(function, dict(zip(names, steps, strict=True)), **scalars)
-        return sum(x.square().sum() for x in (results if isinstance(results, tuple) else (results,)))
+        return sum(x.square().sum() for x in list_results(results))
 
     names, batch = zip(*random_steps((3, 5, 20, 1)).items(), strict=True)
     for call in (compute_square, torch.func.grad(compute_square, argnums=names.index("next_state_value"))):

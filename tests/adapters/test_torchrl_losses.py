@@ -10,11 +10,13 @@ import torch
 
 pytest.importorskip("torchrl")
 
+from gpu_checks import forbid_waiting
 from process_state import interrupt
 from replaced import list_changes, list_run
 from tensordict import TensorDict
 from tensordict.nn import (
     CompositeDistribution,
+    CudaGraphModule,
     NormalParamExtractor,
     TensorDictModule,
     TensorDictSequential,
@@ -643,3 +645,68 @@ def test_arguments_and_keys_are_those_of_torchrl():
     assert set(ours.in_keys) == set(theirs.in_keys) and ours.out_keys == theirs.out_keys
     assert ours.state_dict().keys() == theirs.state_dict().keys()
     theirs.load_state_dict(ours.state_dict())
+
+
+# --- on a GPU ---------------------------------------------------------------------------------------------------------
+
+CAPTURED_HEADS = pytest.mark.parametrize("head", FUSED_HEADS)
+ON_GPU = {"normalize_advantage": True, "clip_value": 0.3}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("head", DISTRIBUTIONS)
+def test_results_and_gradients_of_the_loss(head):
+    batch = make_minibatch(head, torch.float32, shape=(512,)).to("cuda")
+    got, want = (
+        compute_results(make_loss(cls, head, torch.float32, **ON_GPU).to("cuda"), batch)
+        for cls in (TritonClipPPOLoss, ClipPPOLoss)
+    )
+    assert got[2] and list(got[0]) == list(want[0])
+    torch.testing.assert_close(got[:2], want[:2], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.gpu
+@CAPTURED_HEADS
+def test_the_loss_reads_nothing_from_the_device(head):
+    batch = make_minibatch(head, torch.float32).to("cuda")
+    loss = make_loss(TritonClipPPOLoss, head, torch.float32, **ON_GPU).to("cuda")
+    sum_terms(loss(batch)).backward()
+    with forbid_waiting():
+        sum_terms(loss(batch)).backward()
+
+
+class Training:
+    """A loss, an optimizer whose step can be captured, and minibatches of one shape."""
+
+    def __init__(self, loss_class, head):
+        self.loss = make_loss(loss_class, head, torch.float32, **ON_GPU).to("cuda")
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=1e-3, fused=True, capturable=True)
+        self.batches = [make_minibatch(head, torch.float32, shape=(256,), seed=i).to("cuda") for i in range(8)]
+
+    def take_step(self, minibatch):
+        losses = self.loss(minibatch)
+        self.optimizer.zero_grad()
+        sum_terms(losses).backward()
+        torch.nn.utils.clip_grad_norm_(self.loss.parameters(), 0.5)
+        self.optimizer.step()
+        return losses.detach()
+
+    def train(self, step, num_steps=300):
+        """Step by step, with schedules; the parameters and the last results."""
+        for i in range(num_steps):
+            self.loss.entropy_coeff = 0.01 * (1 - i / num_steps)
+            self.loss.clip_epsilon.fill_(0.2 * (1 - i / num_steps))
+            losses = step(self.batches[i % len(self.batches)].clone())
+        return [x.detach().clone() for x in self.loss.parameters()], dict(losses.items())
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Tensordict is registered in PyTree:UserWarning")
+@CAPTURED_HEADS
+def test_captured_steps_are_the_eager_ones(head):
+    eager, captured, stock = (Training(cls, head) for cls in (TritonClipPPOLoss, TritonClipPPOLoss, ClipPPOLoss))
+    step = CudaGraphModule(captured.take_step, in_keys=[], out_keys=[])
+    want, got = eager.train(eager.take_step), captured.train(step)
+    assert isinstance(step.graph, torch.cuda.CUDAGraph)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(got[0], stock.train(stock.take_step)[0], rtol=0, atol=1e-4)

@@ -1,6 +1,8 @@
 """What only a GPU can show: graphs, streams, no synchronisation, a second device, more than 2**31 elements."""
 
 import gc
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import cases
@@ -9,7 +11,7 @@ import oracles
 import pytest
 import torch
 from cases import Call, How, check_case, get_name, random_case, same_bits, with_form
-from gpu_checks import capture_graph, forbid_waiting, measure_peak
+from gpu_checks import assert_replays, forbid_waiting, measure_peak
 from test_estimators_precision import assert_as_exact_as_a_loop, set_rates
 
 from rl_triton_core import FinalValues, compute_gae
@@ -44,6 +46,12 @@ def make_out(call):
     return outs if len(outs) > 1 else outs[0]
 
 
+def renew_first(call, case):
+    """The first input is that of another case."""
+    name = call.estimator.inputs[0]
+    call.kwargs[name].copy_(Call(case, "cuda", call.how).kwargs[name])
+
+
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @ALL
 def test_no_synchronisation(estimator, time_dim):
@@ -71,11 +79,10 @@ def test_final_values_on_the_device_do_not_synchronise(estimator):
 def test_no_synchronisation_with_a_state(estimator):
     for valid in (1.0, 0.9):
         call = Call(random_case(estimator, *SHAPE, valid=valid), "cuda")
-        _, state = call("triton", return_state=True)
-        call("triton", state=state, return_state=True)
-        with forbid_waiting():
-            _, state = call("triton", return_state=True)
-            call("triton", state=state, return_state=True)
+        for context in (nullcontext, forbid_waiting):
+            with context():
+                _, state = call("triton", return_state=True)
+                call("triton", state=state, return_state=True)
 
 
 @ALL
@@ -94,18 +101,10 @@ def test_no_synchronisation_with_gradients(estimator):
 def test_graph_capture(estimator, given):
     """The replay reads what stands in the inputs then, and writes where the capture wrote."""
     for case in draw_cases(estimator):
-        call = Call(case, "cuda")
+        call, options = Call(case, "cuda"), {"features": case[estimator.inputs[0]].shape[2:]}
         changes = {"out": make_out(call)} if given else {}
-        graph, results = capture_graph(lambda call=call, changes=changes: call("triton", **changes))
-        for seed in (1, 2):
-            other = Call(
-                random_case(estimator, *SHAPE, seed=seed, features=case[estimator.inputs[0]].shape[2:]), "cuda"
-            )
-            call.kwargs[estimator.inputs[0]].copy_(other.kwargs[estimator.inputs[0]])
-            for x in results:
-                x.fill_(torch.nan)
-            graph.replay()
-            assert all(same_bits(x, y) for x, y in zip(results, call("triton"), strict=True))
+        renewals = [partial(renew_first, call, random_case(estimator, *SHAPE, seed=seed, **options)) for seed in (1, 2)]
+        assert_replays(partial(call, "triton", **changes), *renewals)
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
@@ -126,18 +125,10 @@ def test_graph_capture_of_rows_split_over_time(estimator, time_dim, monkeypatch)
     forget_plans()
     VARIANTS.clear()
     call = Call(random_case(estimator, 2, 40_000), "cuda", How(time_dim=time_dim))
-    first = call.kwargs[estimator.inputs[0]]
-    graphs = [capture_graph(lambda: call("triton")) for _ in range(2)]
+    renewals = [partial(renew_first, call, random_case(estimator, 2, 40_000, seed=seed)) for seed in (1, 2)]
+    for _ in range(2):
+        assert_replays(partial(call, "triton"), *renewals)
     assert numbers == [2]  # built at the first call, kept for the captures
-    for seed in (1, 2):
-        other = Call(random_case(estimator, 2, 40_000, seed=seed), "cuda", How(time_dim=time_dim))
-        first.copy_(other.kwargs[estimator.inputs[0]])
-        want = call("triton")
-        for graph, results in graphs:
-            for x in results:
-                x.fill_(torch.nan)
-            graph.replay()
-            assert all(same_bits(x, y) for x, y in zip(results, want, strict=True))
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])

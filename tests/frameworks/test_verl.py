@@ -33,6 +33,7 @@ LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.PO
 STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
 if VERSION < (0, 9, 1):  # a GSPO that reads no `loss_agg_mode`
     del LOSSES["gspo"]
+MODULES = core_algos, torch_functional
 BATCH, LENGTH = 6, 40
 
 
@@ -209,7 +210,7 @@ def test_the_loss_takes_masks_of_numbers(dtype):
     minibatch = old.nan_to_num(posinf=0), log_prob.nan_to_num(posinf=0), advantages, mask
     config = make_actor_config()
     expected = STOCK_LOSS(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
-    got = adapter.compute_policy_loss_triton(*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
+    got = adapter.LOSSES["triton"](*minibatch[:3], mask.to(dtype), "seq-mean-token-mean", config)
     torch.testing.assert_close(got[0], expected[0], rtol=1e-12, atol=0)
     assert got[1] == pytest.approx(expected[1], rel=1e-7)  # verl counts in float32
 
@@ -283,33 +284,33 @@ def test_verl_computes_advantages_with_ours(estimator, monkeypatch):
 
 
 def test_installing_replaces_and_uninstalling_restores():
-    stock = [*map(read_place, adapter._list_places())]
+    stock = read_places()
     adapter.uninstall()
     for backend in ("reference", None, None):
         adapter.install(backend=backend)
     for name, attribute in ATTRIBUTES.items():
         assert getattr(core_algos, attribute) is adapter.ESTIMATORS[name] is core_algos.get_adv_estimator_fn(name)
-    assert core_algos.get_policy_loss_fn("triton") is adapter.compute_policy_loss_triton
+    assert core_algos.get_policy_loss_fn("triton") is adapter.LOSSES["triton"]
     for name, function in LOSSES.items():
         assert core_algos.get_policy_loss_fn(name) is function is getattr(core_algos, function.__name__)
     for name, function in adapter.TOKENS.items():
         assert getattr(torch_functional, name) is function
     adapter.uninstall()
     adapter.uninstall()
-    assert [*map(read_place, adapter._list_places())] == stock
+    assert read_places() == stock
 
 
 def test_an_interrupted_install_replaces_nothing(monkeypatch):
-    stock = [*map(read_place, adapter._list_places())]
-    bind, left = adapter._bind_backend, iter(range(1, 5))
-    monkeypatch.setattr(adapter, "_bind_backend", lambda *given: next(left) and bind(*given))
+    stock, put, left = read_places(), adapter._replace, iter(range(1, 5))
+    monkeypatch.setattr(adapter, "_replace", lambda *given: next(left) and put(*given))
     with pytest.raises(StopIteration):
         adapter.install()
-    assert [*map(read_place, adapter._list_places())] == stock
+    assert read_places() == stock
 
 
-def read_place(place):
-    return getattr(place.module, place.attribute, None), place.registry.get(place.name)
+def read_places():
+    registries = core_algos.ADV_ESTIMATOR_REGISTRY, core_algos.POLICY_LOSS_REGISTRY
+    return [{name: x for name, x in places.items() if callable(x)} for places in (*map(vars, MODULES), *registries)]
 
 
 def test_what_others_put_in_place_after_us_stays():
@@ -415,38 +416,22 @@ REWARDS, MASK = torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(
-    ("name", "argument", "error", "message"),
-    [
-        ("token_level_rewards", [1.0], TypeError, "got list, expected a torch.Tensor"),
-        ("response_mask", [1.0], TypeError, "got list, expected a torch.Tensor"),
-        ("token_level_rewards", REWARDS[0], ValueError, r"got shape \(3,\), expected \[batch_size, response_length\]"),
-        ("response_mask", MASK[:1], ValueError, r"got shape \(1, 3\), expected \(2, 3\)"),
-        ("values", REWARDS[:1], ValueError, r"got shape \(1, 3\), expected"),
-        ("gamma", -1.0, ValueError, "got -1.0"),
-        ("lam", 2.0, ValueError, "got 2.0"),
-    ],
+    ("name", "argument", "message"),
+    [("response_mask", MASK[:1], "mask: got"), ("values", REWARDS[:1], "values: got")]
+    + [(name, -1.0, f"{name}: got -1.0") for name in ("gamma", "lam")],
 )
-def test_bad_arguments_are_named(name, argument, error, message):
+def test_bad_arguments_are_named(name, argument, message):
     arguments = {"token_level_rewards": REWARDS, "response_mask": MASK, "values": REWARDS, "gamma": 1.0, "lam": 1.0}
-    with pytest.raises(error, match=f"{name}: {message}"):
+    with pytest.raises(ValueError, match=message):
         adapter.compute_gae_advantage_return(**{**arguments, name: argument})
-
-
-def test_bad_tensors_of_the_loss_are_named():
-    tensors = {"log_prob": REWARDS, "old_log_prob": REWARDS, "advantages": REWARDS, "rollout_is_weights": REWARDS}
-    for name in (*tensors, "response_mask"):
-        with pytest.raises(ValueError, match=f"{name}: got shape"):
-            adapter.compute_policy_loss_triton(
-                **{"response_mask": MASK, **tensors, name: REWARDS[:, 0]}, config=make_actor_config()
-            )
 
 
 @pytest.mark.parametrize(
     ("options", "info", "aggregation", "message"),
     [
-        ({"clip_ratio_c": 1.0}, {}, "token-mean", "clip_ratio_c: got 1.0, expected a number > 1"),
-        ({"clip_ratio_low": -0.1}, {}, "token-mean", "clip_ratio_low: got -0.1, expected a number >= 0"),
-        ({"clip_ratio_high": float("nan")}, {}, "token-mean", "clip_ratio_high: got nan"),
+        ({"clip_ratio_c": 0.9}, {}, "token-mean", "dual_clip: got 0.9"),
+        ({"clip_ratio_low": -0.1}, {}, "token-mean", "clip: got -0.1"),
+        ({"clip_ratio_high": float("nan")}, {}, "token-mean", "clip_high: got nan"),
         ({}, {}, "mean", "loss_agg_mode: got 'mean', expected one of token-mean"),
         ({}, {"dp_size": 2}, "token-mean", "batch_num_tokens: got None with dp_size=2"),
         ({}, {"dp_size": 2}, "seq-mean-token-mean", "global_batch_size: got None with dp_size=2"),
@@ -454,9 +439,7 @@ def test_bad_tensors_of_the_loss_are_named():
 )
 def test_a_bad_configuration_is_named(options, info, aggregation, message):
     with pytest.raises(ValueError, match=message):
-        adapter.compute_policy_loss_triton(
-            REWARDS, REWARDS, REWARDS, MASK, aggregation, make_actor_config(info, **options)
-        )
+        adapter.LOSSES["triton"](REWARDS, REWARDS, REWARDS, MASK, aggregation, make_actor_config(info, **options))
 
 
 @pytest.mark.parametrize("function", adapter.LOSSES.values())

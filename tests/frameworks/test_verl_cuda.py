@@ -37,7 +37,7 @@ def test_advantages_are_those_of_verl(kind):
 def test_the_loss_is_that_of_verl(aggregation, info):
     old, log_prob, advantages, mask = (x.cuda() for x in make_minibatch(torch.float32))
     minibatch, config = (old.nan_to_num(posinf=0), log_prob, advantages, mask), make_actor_config(info)
-    ours = compute_loss(adapter.compute_policy_loss_triton, minibatch, aggregation, config)
+    ours = compute_loss(adapter.LOSSES["triton"], minibatch, aggregation, config)
     stock = compute_loss(STOCK_LOSS, minibatch, aggregation, config)
     torch.testing.assert_close(ours[0], stock[0], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(ours[1], stock[1], rtol=1e-5, atol=1e-7)
@@ -60,11 +60,11 @@ def test_the_host_waits_once_for_a_loss():
     old, log_prob, advantages, mask = (x.cuda() for x in make_minibatch(torch.float32))
     call = (old.nan_to_num(posinf=0), log_prob, advantages, mask, "token-mean", make_actor_config(OF_FOUR))
     for _ in range(3):
-        adapter.compute_policy_loss_triton(*call)
+        adapter.LOSSES["triton"](*call)
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with pytest.warns(UserWarning, match="called a synchronizing CUDA operation") as waits:
-            adapter.compute_policy_loss_triton(*call)
+            adapter.LOSSES["triton"](*call)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert len(waits) == 1

@@ -10,8 +10,7 @@ Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl
 log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the
 policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
 
-Functions are called like verl's. Where a signature has a minibatch, that is `(old_log_prob, log_prob, advantages,
-response_mask, loss_agg_mode, config, rollout_is_weights, *, backend)`, as `help` shows.
+Functions are called like verl's, with `backend` as a further argument.
 """
 
 from __future__ import annotations
@@ -21,11 +20,12 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 import rl_triton_core
+from rl_triton_adapters.common.deferral import Deferral, read_numbers
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
@@ -42,13 +42,6 @@ except ImportError as error:
 
 __all__ = [
     "compute_gae_advantage_return",
-    "compute_policy_loss_cispo",
-    "compute_policy_loss_dppo_kl",
-    "compute_policy_loss_dppo_tv",
-    "compute_policy_loss_gpg",
-    "compute_policy_loss_gspo",
-    "compute_policy_loss_sapo",
-    "compute_policy_loss_triton",
     "entropy_from_logits",
     "entropy_from_logits_with_chunking",
     "install",
@@ -60,8 +53,6 @@ LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
 PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
-Request = tuple[dict[str, Any], dict[str, torch.Tensor] | None]
-"""Arguments of `grpo_loss`, and what metrics are computed of, if there are any."""
 logger = logging.getLogger(__name__)
 
 
@@ -90,10 +81,8 @@ def compute_gae_advantage_return(
     `rl_triton_core`; None chooses by the tensors' device.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, or fewer than two tokens are valid.
+        ValueError: Fewer than two tokens are valid; else as `compute_gae`.
     """
-    _check_tokens(token_level_rewards=token_level_rewards, values=values, response_mask=response_mask)
     mask = response_mask != 0
     if (count := int(torch.count_nonzero(mask))) < 2:
         raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
@@ -114,169 +103,83 @@ def compute_gae_advantage_return(
     return whitened.to(dtype), returns.to(dtype)
 
 
-class Minibatch(NamedTuple):
-    """What the equations of a policy loss read, without a graph: [batch_size, response_length] each."""
-
-    log_prob: torch.Tensor
-    old_log_prob: torch.Tensor
-    advantages: torch.Tensor
-    mask: torch.Tensor
-    weights: torch.Tensor | None
-
-    @property
-    def log_ratio(self) -> torch.Tensor:
-        """The logarithm of the ratio, within the bounds that verl has."""
-        return (self.log_prob - self.old_log_prob).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+LOSS_NAME = "triton"
+"""The policy loss that verl calls "vanilla", under another name."""
 
 
-LOSS_ARGUMENTS = """
+def make_policy_loss(name: str, mode: str = "token-mean") -> PolicyLoss:
+    """Make one of verl's policy losses: the loss and its gradient in one pass, and verl's metrics in another.
 
-    Arguments, results and what is logged are those of verl's policy losses: tensors [batch_size, response_length], a
-    floating-point mask a weight, and the gradient flows to `log_prob` alone. `backend` names one of `rl_triton_core`;
-    None chooses by the tensors' device. Where no token is valid the loss is 0, verl's NaN.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
+    Arguments, results and what is logged are verl's: tensors [batch_size, response_length], a floating-point mask a
+    weight, and the gradient flows to `log_prob` alone. `backend` names one of `rl_triton_core`; None chooses by the
+    tensors' device. Where no token is valid the loss is 0, verl's NaN.
     """
-LOSS_NAME, LOSSES = "triton", dict[str, PolicyLoss]()
-"""The policy losses by the name that a configuration has; verl's "vanilla" is the first."""
+    stock = core_algos.POLICY_LOSS_REGISTRY.get("vanilla" if name == LOSS_NAME else name)
+
+    def compute(
+        old_log_prob: torch.Tensor,
+        log_prob: torch.Tensor,
+        advantages: torch.Tensor,
+        response_mask: torch.Tensor,
+        loss_agg_mode: str = mode,
+        config: Any = None,
+        rollout_is_weights: torch.Tensor | None = None,
+        *,
+        backend: str | None = None,
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        if config is None:
+            raise ValueError("config: got None, expected that of the actor, with clip_ratio")
+        assert stock is not None
+        # the eight bytes of an integer take time to read
+        mask = response_mask if response_mask.is_floating_point() else response_mask != 0
+        tensors = old_log_prob, log_prob.detach(), advantages
+        options, valid = _choose_loss(name, config, *tensors)
+        weights = rollout_is_weights
+        if valid is not None:
+            weights = valid.to(log_prob.dtype) if weights is None else valid * weights
+        used = mode if name == "sapo" else loss_agg_mode  # as in verl
+        aggregation, normalizer = _get_aggregation(mask, used, **config.global_batch_info)
+        options |= {"mask": mask, "aggregation": aggregation, "normalizer": normalizer, "backend": backend}
+        loss = grpo_loss(log_prob, old_log_prob, advantages, weights=weights, **options).loss
+        with torch.no_grad(), Deferral():
+            clean = (torch.where(mask.bool(), x, 0.0) for x in tensors)
+            metrics = stock(*clean, mask, loss_agg_mode, config, rollout_is_weights)[1]
+        return loss, dict(zip(metrics, read_numbers([*metrics.values()]), strict=True))
+
+    compute.__name__ = compute.__qualname__ = f"compute_policy_loss_{name}"
+    return compute
 
 
-def _as_policy_loss(mode: str = "token-mean") -> Callable[[Callable[[Minibatch, Any], Request]], PolicyLoss]:
-    """Call a function of a minibatch and a config, which chooses a loss of `grpo_loss`, as verl calls policy losses."""
-
-    def decorate(choose: Callable[[Minibatch, Any], Request]) -> PolicyLoss:
-        def compute(
-            old_log_prob: torch.Tensor,
-            log_prob: torch.Tensor,
-            advantages: torch.Tensor,
-            response_mask: torch.Tensor,
-            loss_agg_mode: str = mode,
-            config: Any = None,
-            rollout_is_weights: torch.Tensor | None = None,
-            *,
-            backend: str | None = None,
-        ) -> tuple[torch.Tensor, dict[str, Any]]:
-            if config is None:
-                raise ValueError("config: got None, expected that of the actor, with clip_ratio")
-            tensors = {"log_prob": log_prob, "old_log_prob": old_log_prob, "advantages": advantages}
-            weights = {} if rollout_is_weights is None else {"rollout_is_weights": rollout_is_weights}
-            _check_tokens(**tensors, **weights, response_mask=response_mask)
-            # the eight bytes of an integer take time to read
-            mask = response_mask if response_mask.is_floating_point() else response_mask != 0
-            minibatch = Minibatch(log_prob.detach(), old_log_prob, advantages, mask, rollout_is_weights)
-            chosen, logged = choose(minibatch, config)
-            options = {"log_ratio_clamp": LOG_RATIO_CLAMP, "weights": rollout_is_weights, **chosen}
-            loss_agg_mode = options.pop("loss_agg_mode", loss_agg_mode)
-            aggregation, normalizer = _get_aggregation(mask, loss_agg_mode, **config.global_batch_info)
-            options |= {"mask": mask, "aggregation": aggregation, "normalizer": normalizer, "backend": backend}
-            loss = grpo_loss(log_prob, old_log_prob, advantages, **options).loss
-            return loss, {} if logged is None else _average_metrics(minibatch, **logged)
-
-        compute.__name__ = compute.__qualname__ = choose.__name__
-        compute.__doc__ = (choose.__doc__ or "").rstrip() + LOSS_ARGUMENTS
-        LOSSES[compute.__name__.removeprefix("compute_policy_loss_")] = compute
-        return compute
-
-    return decorate
+LOSSES = {name: make_policy_loss(name) for name in (LOSS_NAME, "cispo", "gpg", "dppo_tv", "dppo_kl")}
+LOSSES |= {name: make_policy_loss(name, "seq-mean-token-mean") for name in ("gspo", "sapo")}
+"""The policy losses by the name that a configuration has."""
 
 
-@_as_policy_loss()
-def compute_policy_loss_triton(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "vanilla", and its gradient, in one pass.
-
-        log r = log_prob − old_log_prob, within ±20
-        loss of a token = −min(r·A, clip(r, 1 − low, 1 + high)·A), at most −c·A where A < 0
-
-    Of the config are read `clip_ratio`, `clip_ratio_low` and `clip_ratio_high`, and `clip_ratio_c`, c, which is > 1.
-    """
-    low, high, most = _get_clips(config)
-    a, ratio = minibatch.advantages, minibatch.log_ratio.exp()
-    free, clipped = a * ratio, a * ratio.clamp(1 - low, 1 + high)
-    bounded = (a < 0) & (torch.minimum(free, clipped) < a * most)
-    options = {"clip": low, "clip_high": high, "dual_clip": most}
-    return options, {"clipped": clipped < free, "bounded": bounded}
-
-
-@_as_policy_loss("seq-mean-token-mean")
-def compute_policy_loss_gspo(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "gspo", and its gradient, in one pass: PPO's with the ratio of the response.
-
-    Of the config are read the clips, without `clip_ratio_c`. The logarithm of the response's ratio is kept within ±10,
-    of which verl has the upper bound.
-    """
-    low, high, _ = _get_clips(config)
-    old, a, mask = minibatch.old_log_prob, minibatch.advantages, minibatch.mask
-    log_ratio = torch.where(mask != 0, minibatch.log_prob - old, 0)
-    ratio = ((log_ratio * mask).sum(-1) / mask.sum(-1).clamp(min=1)).clamp(max=SEQUENCE_CLAMP).exp()[:, None]
-    clipped = a * ratio.clamp(1 - low, 1 + high) < a * ratio
-    options = {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP, "clip": low, "clip_high": high}
-    return options, {"clipped": clipped, "log_ratio": log_ratio}
-
-
-@_as_policy_loss()
-def compute_policy_loss_cispo(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "cispo", and its gradient, in one pass: −A·log_prob, weighted by the clipped r.
-
-    Of the config are read the clips, without `clip_ratio_c`.
-    """
-    low, high, _ = _get_clips(config)
-    ratio = minibatch.log_ratio.exp()
-    options = {"surrogate": "cispo", "clip": low, "clip_high": high}
-    return options, {"clipped": (ratio < 1 - low) | (ratio > 1 + high)}
-
-
-@_as_policy_loss("seq-mean-token-mean")
-def compute_policy_loss_sapo(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "sapo", and its gradient, in one pass: a soft gate in the place of the clip.
-
-    Of the config are read `tau_pos` and `tau_neg`. As in verl, `loss_agg_mode` is not: it is "seq-mean-token-mean".
-    """
-    tau = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg)}
-    return {"surrogate": "sapo", "loss_agg_mode": "seq-mean-token-mean", **tau}, {}
-
-
-@_as_policy_loss()
-def compute_policy_loss_gpg(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "gpg", and its gradient, in one pass: −A·log_prob. Nothing is logged."""
-    return {"surrogate": "reinforce"}, None
-
-
-@_as_policy_loss()
-def compute_policy_loss_dppo_tv(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "dppo_tv", and its gradient, in one pass: −A·log_prob, weighted by min(r, c).
-
-    A token whose probability has risen by more than `clip_ratio_high` where A > 0, or fallen by more than
-    `clip_ratio_low` elsewhere, has no loss. The config's `clip_ratio_c` is c.
-    """
-    low, high, _ = _get_clips(config)
-    change = minibatch.log_prob.exp() - minibatch.old_log_prob.exp()
-    return _truncate_ratio(minibatch, config, change <= high, change >= -low)
-
-
-@_as_policy_loss()
-def compute_policy_loss_dppo_kl(minibatch: Minibatch, config: Any) -> Request:
-    """Compute the loss that verl calls "dppo_kl": as "dppo_tv", with a bound on the KL divergence of the token.
-
-    The divergence is that of two outcomes: this token, or another.
-    """
-    low, high, _ = _get_clips(config)
-    log_prob, old_log_prob, *_ = minibatch
-    p, q = log_prob.exp(), old_log_prob.exp()
-    kl = q * (old_log_prob - log_prob) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
-    return _truncate_ratio(minibatch, config, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
-
-
-def _truncate_ratio(minibatch: Minibatch, config: Any, rising: torch.Tensor, falling: torch.Tensor) -> Request:
-    """The loss of DPPO, for tokens whose probability should rise or fall and that may still do so."""
-    most = _get_clips(config)[2]
-    valid = torch.where(minibatch.advantages > 0, rising, falling)
-    weights = valid.to(minibatch.log_prob.dtype)
-    if minibatch.weights is not None:
-        weights = weights * minibatch.weights
-    options = {"surrogate": "cispo", "clip": None, "clip_high": most - 1, "weights": weights}
-    return options, {"clipped": ~valid, "bounded": valid & (minibatch.log_ratio.exp() > most)}
+def _choose_loss(
+    name: str, config: Any, old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor
+) -> tuple[dict[str, Any], torch.Tensor | None]:
+    """Arguments of `grpo_loss` for one of the losses, and which tokens have one at all."""
+    low, high = (config.clip_ratio if x is None else x for x in (config.clip_ratio_low, config.clip_ratio_high))
+    most = config.get("clip_ratio_c", 3.0)
+    clips = {"clip": low, "clip_high": high, "log_ratio_clamp": LOG_RATIO_CLAMP}
+    if name == LOSS_NAME:
+        return clips | {"dual_clip": most}, None
+    if name == "gspo":  # of verl's bounds there is the upper one
+        return clips | {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP}, None
+    if name == "cispo":
+        return clips | {"surrogate": "cispo"}, None
+    if name == "sapo":
+        tau = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg)}
+        return {"surrogate": "sapo", "log_ratio_clamp": LOG_RATIO_CLAMP, **tau}, None
+    if name == "gpg":
+        return {"surrogate": "reinforce"}, None
+    p, q, rises = new.exp(), old.exp(), advantages > 0
+    if name == "dppo_tv":
+        valid = torch.where(rises, p - q <= high, p - q >= -low)
+    else:  # of two outcomes: this token, or another
+        kl = q * (old - new) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
+        valid = torch.where(rises, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
+    return clips | {"surrogate": "cispo", "clip": None, "clip_high": most - 1}, valid
 
 
 # -- log-probabilities and entropies from logits -----------------------------------------------------------------------
@@ -307,32 +210,7 @@ def entropy_from_logits_with_chunking(
     return entropy_from_logits(logits, backend=backend)
 
 
-# -- arguments and metrics ---------------------------------------------------------------------------------------------
-
-
-def _check_tokens(**tensors: Any) -> None:
-    """Check that arguments are tensors with one number per token of each response."""
-    first = next(iter(tensors))
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name}: got {type(tensor).__name__}, expected a torch.Tensor")
-        got, wanted = tuple(tensor.shape), tuple(tensors[first].shape)
-        if len(wanted) != 2:
-            raise ValueError(f"{first}: got shape {wanted}, expected [batch_size, response_length]")
-        if got != wanted:
-            raise ValueError(f"{name}: got shape {got}, expected {wanted}, that of {first}")
-
-
-def _get_clips(config: Any) -> tuple[float, float, float]:
-    """How far the ratio may fall and rise, and c."""
-    low, high = (config.clip_ratio if x is None else x for x in (config.clip_ratio_low, config.clip_ratio_high))
-    most = config.get("clip_ratio_c", 3.0)
-    for name, number in (("clip_ratio_low", low), ("clip_ratio_high", high)):
-        if not number >= 0:
-            raise ValueError(f"{name}: got {number!r}, expected a number >= 0")
-    if not most > 1:
-        raise ValueError(f"clip_ratio_c: got {most!r}, expected a number > 1")
-    return low, high, most
+# -- aggregation -------------------------------------------------------------------------------------------------------
 
 
 def _get_aggregation(
@@ -367,22 +245,6 @@ AGGREGATIONS = {
 """By verl's name: that of `grpo_loss`, and the number in `global_batch_info` that the sum is divided by, if any."""
 
 
-@torch.no_grad()
-def _average_metrics(
-    minibatch: Minibatch,
-    clipped: torch.Tensor | None = None,
-    bounded: torch.Tensor | None = None,
-    log_ratio: torch.Tensor | None = None,
-) -> dict[str, float]:
-    """The metrics of verl's losses, by its own arithmetic; the host waits for the device once."""
-    mask, log_ratio = minibatch.mask, minibatch.log_ratio if log_ratio is None else log_ratio
-    flags = [log_ratio.new_zeros(()) if x is None else x.to(log_ratio) for x in (clipped, bounded)]
-    numbers = torch.stack([x.expand_as(log_ratio) for x in (flags[0], -log_ratio, flags[1])])
-    means = (torch.where(mask.bool(), numbers, 0.0) * mask).sum(dim=(1, 2)) / (mask.sum() + 1e-8)
-    names = ("actor/pg_clipfrac", "actor/ppo_kl", "actor/pg_clipfrac_lower")
-    return dict(zip(names, means.tolist(), strict=True))
-
-
 # -- installation ------------------------------------------------------------------------------------------------------
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage_return}
@@ -394,19 +256,8 @@ TOKENS: dict[str, Callable[..., torch.Tensor]] = {
 """The same of functions of logits, which are in no registry."""
 
 
-class Place(NamedTuple):
-    """Where verl has a function whose place one of this module takes."""
-
-    name: str
-    function: Callable[..., Any]
-    module: Any
-    registry: dict[str, Callable[..., Any]]
-    attribute: str
-    """What the function is called in verl's module."""
-
-
-_stock: dict[str, Callable[..., Any]] = {}
-_installed: dict[str, Callable[..., Any]] = {}
+_replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
+"""Where a function of verl's was, by which name, ours, and verl's."""
 
 
 def install(*, backend: str | None = None) -> None:
@@ -433,24 +284,25 @@ def install(*, backend: str | None = None) -> None:
         logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
     off = find_off_switch()
     if off:
-        core_algos.POLICY_LOSS_REGISTRY[LOSS_NAME] = _installed[LOSS_NAME] = core_algos.compute_policy_loss_vanilla
+        _replace(core_algos.POLICY_LOSS_REGISTRY, LOSS_NAME, core_algos.compute_policy_loss_vanilla)
         logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
         return
+    same = _find_same_functions()
     try:
-        for place in _find_same_places():
-            _installed[place.name] = ours = _bind_backend(place.function, backend)
-            if place.name != LOSS_NAME:
-                _stock[place.name] = getattr(place.module, place.attribute)
-                setattr(place.module, place.attribute, ours)
-            place.registry[place.name] = ours
+        for name, (ours, module, registry) in same.items():
+            bound = ours if backend is None else partial(ours, backend=backend)
+            if name != LOSS_NAME:
+                _replace(vars(module), ours.__name__, bound)
+            if registry is not None:
+                _replace(registry, name, bound)
     except BaseException:
         uninstall()
         raise
-    losses, tokens = ([x for x in names if x in _installed] for names in (LOSSES, TOKENS))
+    losses, tokens = ([x for x in names if x in same] for names in (LOSSES, TOKENS))
     logger.info(
         "verl %s computes %s advantages%s with rl_triton_core %s, backend %s%s",
         verl.__version__,
-        ", ".join(x for x in ESTIMATORS if x in _installed) or "no",
+        ", ".join(x for x in ESTIMATORS if x in same) or "no",
         " and log-probabilities from logits" if tokens else "",
         rl_triton_core.__version__,
         backend or "that of the device",
@@ -460,45 +312,41 @@ def install(*, backend: str | None = None) -> None:
 
 def uninstall() -> None:
     """Give this process's verl its own functions back. Without `install` before, nothing happens."""
-    for place in [x for x in _list_places() if x.name in _installed]:
-        ours, stock = _installed[place.name], _stock.get(place.name)
-        if stock is not None and getattr(place.module, place.attribute) is ours:
-            setattr(place.module, place.attribute, stock)
-        if place.registry.get(place.name) is ours:
-            del place.registry[place.name]
-            place.registry.update({} if stock is None else {place.name: stock})
-    _stock.clear()
-    _installed.clear()
+    while _replaced:
+        place, name, ours, stock = _replaced.pop()
+        if place.get(name) is ours:
+            del place[name]
+            place.update({} if stock is None else {name: stock})
 
 
-def _list_places() -> list[Place]:
-    """All places."""
-    kinds: list[tuple[dict[str, Any], Any, dict[str, Any]]] = [
-        (ESTIMATORS, core_algos, core_algos.ADV_ESTIMATOR_REGISTRY),
-        (LOSSES, core_algos, core_algos.POLICY_LOSS_REGISTRY),
-        (TOKENS, torch_functional, {}),
-    ]
-    return [
-        Place(name, f, module, registry, "compute_policy_loss_vanilla" if name == LOSS_NAME else f.__name__)
-        for functions, module, registry in kinds
-        for name, f in functions.items()
-    ]
+def _replace(place: dict[str, Any], name: str, ours: Any) -> None:
+    """Put a function of ours in a module or a registry."""
+    _replaced.append((place, name, ours, place.get(name)))
+    place[name] = ours
 
 
-def _bind_backend(function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
-    """The function, computing with this backend."""
-    return function if backend is None else partial(function, backend=backend)
+def _list_functions() -> dict[str, tuple[Callable[..., Any], Any, dict[str, Any] | None]]:
+    """Functions by name, with the module of verl's and perhaps the registry where the stock ones are."""
+    return {
+        **{name: (x, core_algos, core_algos.ADV_ESTIMATOR_REGISTRY) for name, x in ESTIMATORS.items()},
+        **{name: (x, core_algos, core_algos.POLICY_LOSS_REGISTRY) for name, x in LOSSES.items()},
+        **{name: (x, torch_functional, None) for name, x in TOKENS.items()},
+    }
 
 
-def _find_same_places() -> list[Place]:
+def _find_same_functions() -> dict[str, tuple[Callable[..., Any], Any, dict[str, Any] | None]]:
     """Find what of verl's may be replaced, and warn of what differs."""
-    same, different = [], []
-    for place in [x for x in _list_places() if hasattr(x.module, x.attribute)]:
-        if difference := _compare(place):
-            name = f"{place.module.__name__.rpartition('.')[2]}.{place.attribute}"
-            different.append(f"verl {verl.__version__}: {name} {difference}")
+    same, different = {}, []
+    for name, found in _list_functions().items():
+        ours, module, _ = found
+        attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else ours.__name__
+        if not hasattr(module, attribute):
+            continue
+        if difference := _compare(name, ours, getattr(module, attribute)):
+            place = f"{module.__name__.rpartition('.')[2]}.{attribute}"
+            different.append(f"verl {verl.__version__}: {place} {difference}")
         else:
-            same.append(place)
+            same[name] = found
     if not same:
         raise RuntimeError(different[0])
     for text in different:
@@ -506,15 +354,14 @@ def _find_same_places() -> list[Place]:
     return same
 
 
-def _compare(place: Place) -> str:
+def _compare(name: str, function: Callable[..., Any], stock: Callable[..., Any]) -> str:
     """Say that one of verl's functions takes other arguments than ours, or gives other numbers for three responses.
 
     Those of logits are not called: with flash-attn, verl's take tensors of a GPU alone.
     """
-    stock = getattr(place.module, place.attribute)
-    got, ours = (list(inspect.signature(x).parameters) for x in (stock, place.function))
+    got, ours = (list(inspect.signature(x).parameters) for x in (stock, function))
     expected = [x for x in ours if x != "backend"]
-    if got != expected or place.name in TOKENS:
+    if got != expected or name in TOKENS:
         return "" if got == expected else f"takes {got}, expected {expected}"
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()
@@ -528,7 +375,7 @@ def _compare(place: Place) -> str:
         all(abs(x[key] - y[key]) < 1e-6 for key in y)
         if isinstance(y, dict)
         else torch.allclose(x.double() * mask, y * mask, rtol=1e-6, atol=1e-6)
-        for x, y in zip(stock(**wanted), place.function(**wanted, backend="reference"), strict=True)
+        for x, y in zip(stock(**wanted), function(**wanted, backend="reference"), strict=True)
     )
     return "" if same else "has other results than ours"
 

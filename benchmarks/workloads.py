@@ -6,20 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.equations import (
-    ACTIONS,
-    ESTIMATORS,
-    FLAGS,
-    GAMMA,
-    LOG_PROBS,
-    PER_ACTION,
-    VARIANTS,
-    Estimator,
-    Inputs,
-    Rates,
-    Scan,
-    scan_serially,
-)
+from benchmarks import equations
+from benchmarks.equations import ACTIONS, ESTIMATORS, FLAGS, GAMMA, LOG_PROBS, PER_ACTION, VARIANTS, Estimator, Inputs
 
 LAYOUTS = ("env-major", "time-major")
 
@@ -114,10 +102,10 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
     """The results in float64, of some environments if `envs` are given."""
     chosen = inputs if envs is None else select_envs(inputs, workload, envs)
     wide = {name: x if name in FLAGS else x.double() for name, x in chosen.items()}
-    return solve_equations(workload.spec, workload.time_dim, wide, scan_serially)
+    return solve_equations(workload.spec, workload.time_dim, wide, equations.scan_serially)
 
 
-def solve_equations(spec: Estimator, time_dim: int, inputs: Inputs, scan: Scan) -> tuple[Tensor, ...]:
+def solve_equations(spec: Estimator, time_dim: int, inputs: Inputs, scan: equations.Scan) -> tuple[Tensor, ...]:
     flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
-    results = spec.equation({**inputs, **flags}, time_dim, Rates(GAMMA, spec.lambda_ or 1.0), scan)
+    results = spec.equation({**inputs, **flags}, time_dim, equations.Rates(GAMMA, spec.lambda_ or 1.0), scan)
     return results[: len(spec.outputs)]

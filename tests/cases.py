@@ -539,6 +539,30 @@ def assert_gradients(function, inputs, backend):
     assert torch.autograd.gradcheck(function, inputs, fast_mode=backend == "reference")
 
 
+def assert_equal(got, want):
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def check_full_graph(function, *inputs, compiler="aot_eager", compare=assert_equal, **options):
+    """Compiled without a break of the graph, a function of tensors gives the same results, which are returned.
+
+    And the same gradients, of a sum of squares, by the inputs that require some.
+    """
+    torch._dynamo.reset()
+    found = []
+    for one in (function, torch.compile(function, fullgraph=True, backend=compiler, **options)):
+        leaves = [x.detach().clone().requires_grad_(x.requires_grad) for x in inputs]
+        results = one(*leaves)
+        results = [results] if isinstance(results, torch.Tensor) else [*results]
+        total = sum(x.square().sum() for x in results if x.requires_grad)
+        wanted = [x for x in leaves if x.requires_grad]
+        found.append([*results, *(torch.autograd.grad(total, wanted) if wanted else [])])
+    for got, want in zip(*found[::-1], strict=True):
+        assert got.requires_grad == want.requires_grad
+        compare(got.detach(), want.detach())
+    return results
+
+
 def measure_rows(x):
     return np.linalg.norm(np.nan_to_num(np.asarray(x, np.float64), posinf=np.inf, neginf=-np.inf), axis=1)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
+from cases import check_full_graph
 from core import conventions_rollouts as real
 from gpu_checks import assert_replays, forbid_waiting
 from gymnasium.vector import AutoresetMode
@@ -224,17 +225,12 @@ def test_inputs_are_left_alone_and_results_carry_no_graph():
 
 @pytest.mark.parametrize("limits", [False, True])
 def test_gae_in_one_graph(limits):
-    rollout = random_rollout()
-    arguments = rollout if limits else [*rollout.stock, None, None]
-
     def call(*arguments):
-        *stock, truncations, final_values = arguments
+        *stock, truncations, final_values = [*arguments, None, None][:7]
         return gae(*stock, GAMMA, LAMBDA, truncations=truncations, final_values=final_values)
 
-    torch._dynamo.reset()
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    for x, y in zip(compiled(*arguments), call(*arguments), strict=True):
-        assert torch.equal(x, y)
+    rollout = random_rollout()
+    check_full_graph(call, *(rollout if limits else rollout.stock))
 
 
 BAD = [

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
-from stable_baselines3.common.callbacks import BaseCallback
+from sb3_callbacks import At
 from test_sb3_captured import compare, make_model, make_models
 
 COMPILED = "updates are compiled"
@@ -13,39 +13,39 @@ TASKS = ["cartpole", "pendulum", "dict", "several", "binary", "a2c", "masks", "m
 FIELDS = ("observations", "actions", "values", "log_probs", "advantages")
 
 
-class Keep(BaseCallback):
-    """Keeps rollouts with the random state at their ends, and lets something happen while they are collected."""
+def keep_rollouts(change=lambda model, step: None):
+    """Random states at the ends of rollouts, the rollouts, and callbacks that keep them and let something happen."""
+    states, rollouts = [], []
 
-    def __init__(self, change=lambda model, step: None):
-        super().__init__()
-        self.change, self.rollouts, self.states = change, [], []
-
-    def _on_step(self):
-        self.change(self.model, self.n_calls)
-        return True
-
-    def _on_rollout_end(self):
-        self.states.append(torch.get_rng_state())
+    def keep(model):
+        states.append(torch.get_rng_state())
         for name in FIELDS:
-            found = getattr(self.model.rollout_buffer, name)
-            self.rollouts += [x.copy() for x in (found.values() if isinstance(found, dict) else [found])]
+            found = getattr(model.rollout_buffer, name)
+            rollouts.extend(x.copy() for x in (found.values() if isinstance(found, dict) else [found]))
+
+    change_at_steps = At(lambda model: change(model, model.num_timesteps // 2))
+    return states, rollouts, [change_at_steps, At(keep, moment="rollout_end")]
+
+
+def compare_rollouts(ours, stock):
+    for x, y in zip(ours, stock, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
 
 
 def learn_both(task, change=lambda model, step: None, before=lambda model: None, count=5 * 64, **options):
     """Rollouts of stock and ours are compared: random states are equal, and all else is up to rounding."""
-    models, kept = [], []
+    models, states, rollouts = [], [], []
     for model in make_models(task, "cpu", **options):
         before(model)
-        kept.append(Keep(change))
-        models.append(model.learn(count, callback=kept[-1]))
-    assert len(kept[0].states) == len(kept[1].states) > 1
-    for x, y in zip(kept[1].states, kept[0].states, strict=True):
-        assert torch.equal(x, y)
-    for x, y in zip(kept[1].rollouts, kept[0].rollouts, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    are_equal = [np.array_equal(x, y) for x, y in zip(kept[1].rollouts, kept[0].rollouts, strict=True)]
-    return models[1], all(are_equal[: len(are_equal) // len(kept[0].states)])
+        *kept, callbacks = keep_rollouts(change)
+        for found, all_found in zip(kept, (states, rollouts), strict=True):
+            all_found.append(found)
+        models.append(model.learn(count, callback=callbacks))
+    assert len(states[0]) == len(states[1]) > 1 and all(map(torch.equal, *states))
+    compare_rollouts(*rollouts[::-1])
+    compare(*models[::-1])
+    of_the_first = len(rollouts[0]) // len(states[0])
+    return models[1], all(np.array_equal(x, y) for x, y in zip(*(x[:of_the_first] for x in rollouts), strict=True))
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -144,20 +144,13 @@ CHANGES = {
 @pytest.mark.parametrize("when", ["before", "as a rollout begins"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_what_a_user_replaced_acts(name, when):
-    class Start(Keep):
-        def _on_rollout_start(self):
-            if when != "before" and self.num_timesteps == 64:
-                CHANGES[name](self.model.policy)
-
-    models, kept = [], []
+    rollouts, moment = [], (0, "training_start") if when == "before" else (64, "rollout_start")
     for model in make_models("pendulum", "cpu"):
-        if when == "before":
-            CHANGES[name](model.policy)
-        kept.append(Start())
-        models.append(model.learn(3 * 64, callback=kept[-1]))
-    for x, y in zip(kept[1].rollouts, kept[0].rollouts, strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-3, atol=1e-4)
-    assert ("not compiled: " in models[1].describe()) == (name != "predict_values")
+        _, kept, callbacks = keep_rollouts()
+        rollouts.append(kept)
+        model.learn(3 * 64, callback=[At(lambda model: CHANGES[name](model.policy), *moment), *callbacks])
+    compare_rollouts(*rollouts[::-1])
+    assert ("not compiled: " in model.describe()) == (name != "predict_values")
 
 
 def test_large_networks_are_left_to_pytorch():

@@ -7,20 +7,10 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
 from stable_baselines3.common.env_util import make_vec_env
-from test_sb3_off_policy import (
-    FORMS,
-    SAC,
-    STOCK,
-    Goal,
-    compare_models,
-    draw_newest,
-    is_discrete,
-    make_noise,
-    normalize,
-    train_both,
-)
+from test_sb3_off_policy import FORMS, SAC, STOCK, Goal, compare_models, draw_newest, is_discrete, normalize
 
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.sb3.sac import TritonSAC
@@ -43,7 +33,12 @@ OPTIONS = {
     "rare targets": {"target_update_interval": 6, "tau": 0.3, "gradient_steps": 4, "train_freq": 4},
     "smooth": {"policy_kwargs": TANH},  # where rounding decides about no unit
     "fixed": {"ent_coef": 0.1},
-    "delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "action_noise": make_noise},
+    "delay": {
+        "policy_delay": 3,
+        "tau": 0.1,
+        "target_policy_noise": 0.5,
+        "action_noise": off_policy.make_noise,
+    },
 }
 OWN = {TritonDQN: ["rare targets"], TritonSAC: ["rare targets", "fixed"], TritonTD3: ["delay"], TritonDDPG: ["delay"]}
 CASES = [(TritonDQN, name) for name in [*OPTIONS][:7]] + [(TritonSAC, name) for name in [*OPTIONS][:7]]
@@ -60,7 +55,7 @@ def make_model(kind, env=None, action_noise=None, policy_kwargs=None, **options)
     return kind(options.pop("policy", "MlpPolicy"), env(name) if env else name, policy_kwargs=networks, **own | options)
 
 
-train_both = partial(train_both, make=make_model)
+train_both = partial(off_policy.train_both, make=make_model)
 
 
 @pytest.mark.parametrize("kind, name", CASES)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import gymnasium as gym
 import numpy as np
 import pytest
+import test_sb3
 import torch
 from gymnasium import spaces
 from processes import run_python
@@ -14,18 +15,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
-from test_sb3 import (
-    BOX,
-    DICT,
-    DictCartPole,
-    EpisodeEnds,
-    assert_close_agent,
-    assert_same_agent,
-    make_cartpole,
-    make_dict_cartpole,
-    same_bits,
-    tensors_of,
-)
+from test_sb3 import BOX, DICT, EpisodeEnds, assert_close_agent, assert_same_agent, make_cartpole, same_bits, tensors_of
 
 pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
@@ -67,7 +57,7 @@ class Masked(gym.Wrapper):
         return np.array([position > -0.02, position < 0.02])
 
 
-class MaskedDict(DictCartPole):
+class MaskedDict(test_sb3.DictCartPole):
     action_masks = Masked.action_masks
 
 
@@ -132,7 +122,7 @@ def test_an_lstm_is_called_once_for_all_steps(starts, device):
     assert len(calls) == (3 if sum(map(sum, starts)) > 1 else 1)
 
 
-@pytest.mark.parametrize("make_env", [make_cartpole, make_dict_cartpole])
+@pytest.mark.parametrize("make_env", [make_cartpole, test_sb3.make_dict_cartpole])
 def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
     agent = learn(new_agent(TritonRecurrentPPO, make_env()))
     assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))

@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("sb3_contrib")
 from gymnasium import spaces
+from sb3_callbacks import At
 from sb3_contrib import MaskablePPO, RecurrentPPO
 from stable_baselines3 import A2C, PPO
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
@@ -63,36 +63,26 @@ def make_model(case, is_stock):
     return (stock if is_stock else ours)(policy, envs, n_steps=N_STEPS // 2, seed=0, device="cpu", **options)
 
 
-class MeasurePeaks(BaseCallback):
-    """The peak of every rollout, and of the update that follows it."""
-
-    def __init__(self):
-        super().__init__()
-        self.peaks = []
-
-    def _on_step(self):
-        return True
-
-    def read_peak(self):
-        self.peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.reset_peak()
-
-    _on_rollout_start = _on_rollout_end = _on_training_end = read_peak
-
-
 def measure_peaks(case, is_stock):
     """Peaks above what there is before, in rollouts: of making the model, then of three rollouts and updates."""
+    peaks = []
+
+    def read_peak(_):
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.reset_peak()
+
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        model, callback = make_model(case, is_stock), MeasurePeaks()
-        callback.read_peak()
-        model.learn(3 * N_STEPS, callback=callback)
+        model = make_model(case, is_stock)
+        read_peak(model)
+        moments = ("rollout_start", "rollout_end", "training_end")
+        model.learn(3 * N_STEPS, callback=[At(read_peak, moment=x) for x in moments])
     finally:
         tracemalloc.stop()
     space = model.observation_space
     parts = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
-    return (np.array(callback.peaks) - before) / (N_STEPS * sum(x.dtype.itemsize * np.prod(x.shape) for x in parts))
+    return (np.array(peaks) - before) / (N_STEPS * sum(x.dtype.itemsize * np.prod(x.shape) for x in parts))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -104,37 +94,20 @@ def test_peaks_are_those_of_stock(case):
     assert (ours < stock + 0.2).all(), (stock, ours)
 
 
-class WatchArrays(BaseCallback):
-    """Whether the observations of a rollout are there while the next one is collected."""
-
-    def __init__(self):
-        super().__init__()
-        self.last, self.is_alive = None, []
-
-    def _on_step(self):
-        self.is_alive += [] if self.last is None else [self.last() is not None]
-        return True
-
-    def _on_rollout_end(self):
-        self.last = None
-
-    def note_rollout(self):
-        stored = self.model.rollout_buffer.observations
-        self.last = weakref.ref(stored["a"] if isinstance(stored, dict) else stored)
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_a_rollout_is_gone_while_the_next_is_collected(case):
-    model, watch = make_model(case, is_stock=False), WatchArrays()
+    model, last, is_alive = make_model(case, is_stock=False), [], []
     train = model.train
 
     def train_and_note():
         train()
-        watch.note_rollout()
+        stored = model.rollout_buffer.observations
+        last.append(weakref.ref(stored["a"] if isinstance(stored, dict) else stored))
 
     model.train = train_and_note
-    model.learn(3 * N_STEPS, callback=watch)
-    assert watch.is_alive == [False] * N_STEPS
+    watch = At(lambda _: is_alive.extend(x() is not None for x in last))
+    model.learn(3 * N_STEPS, callback=[watch, At(lambda _: last.clear(), moment="rollout_end")])
+    assert is_alive == [False] * N_STEPS
 
 
 OFF_POLICY = {"env": "Pendulum-v1", "buffer_size": 500, "learning_starts": 20, "train_freq": 1}

@@ -109,6 +109,18 @@ def make_minibatch(head="categorical", dtype=torch.float64, shape=(64,), seed=1)
     return batch.exclude("logits", "loc", "scale")
 
 
+def add_following(batch, observation, reward):
+    """What an estimator reads."""
+    flags = dict.fromkeys(("done", "terminated"), torch.rand(*batch.shape, 1) < 0.1)
+    batch["next"] = TensorDict({"observation": observation, "reward": reward, **flags}, batch.shape)
+    return batch
+
+
+def assert_alike(compute, *about, **options):
+    """What is computed with both losses."""
+    torch.testing.assert_close(*(compute(make_loss(x, *about, **options)) for x in KINDS), rtol=1e-11, atol=1e-11)
+
+
 def sum_terms(losses):
     return sum(x for name, x in losses.items() if name.startswith("loss_"))
 
@@ -207,30 +219,29 @@ def test_each_term_has_a_gradient_of_its_own(head, total):
 @pytest.mark.parametrize("frozen", ["actor", "critic", "bias"])
 def test_frozen_parameters(frozen):
     """A term without a parameter that learns has no graph."""
-    found = []
-    for kind in KINDS:
-        loss = make_loss(kind, "normal", clip_value=0.2)
+
+    def freeze_and_differentiate(loss):
         for name, parameter in loss.named_parameters():
             parameter.requires_grad_(frozen not in name)
         losses = loss(make_minibatch("normal"))
         sum_terms(losses).backward()
         gradients = {name: x.grad for name, x in loss.named_parameters() if x.grad is not None}
-        found.append((gradients, {name: x.requires_grad for name, x in losses.items()}))
-    (got, want), graphs = zip(*found, strict=True)
-    torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-    assert graphs[0] == graphs[1] and got.keys() == want.keys() and want
+        assert gradients
+        return gradients, {name: torch.tensor(x.requires_grad) for name, x in losses.items()}
+
+    assert_alike(freeze_and_differentiate, "normal", clip_value=0.2)
 
 
 def test_terms_one_after_the_other():
     """The actor's terms first, then the critic's, and no graph retained, as with an optimizer for each."""
-    gradients = []
-    for loss_class in KINDS:
-        loss = make_loss(loss_class)
+
+    def differentiate(loss):
         losses = loss(make_minibatch())
         (losses["loss_objective"] + losses["loss_entropy"]).backward()
         losses["loss_critic"].backward()
-        gradients.append({name: x.grad for name, x in loss.named_parameters()})
-    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
+        return {name: x.grad for name, x in loss.named_parameters()}
+
+    assert_alike(differentiate)
 
 
 def test_a_retained_graph_gives_the_same_gradient_again_and_no_second_derivative():
@@ -276,9 +287,7 @@ def test_one_step_and_advantages_that_hardly_differ():
 @pytest.mark.parametrize("normalize_advantage", [True, False])
 def test_missing_advantages_are_estimated(normalize_advantage):
     batch = make_minibatch(shape=(4, 16)).exclude("advantage", "value_target", "state_value")
-    done = torch.rand(4, 16, 1) < 0.1
-    flags = {"done": done, "terminated": done, "reward": torch.randn(4, 16, 1, dtype=torch.float64)}
-    batch["next"] = TensorDict({"observation": batch["observation"].roll(-1, 1), **flags}, (4, 16))
+    add_following(batch, batch["observation"].roll(-1, 1), torch.randn(4, 16, 1, dtype=torch.float64))
     assert_same_results(batch=batch, normalize_advantage=normalize_advantage)
 
 
@@ -287,8 +296,7 @@ def test_missing_advantages_are_estimated(normalize_advantage):
 def test_an_interrupted_loss_leaves_what_that_of_torchrl_does(given, network):
     """Networks, which are called with other parameters, have their own again. TensorDict may raise an error instead."""
     batch, left = make_minibatch(shape=(4, 16)), []
-    flags = dict.fromkeys(("done", "terminated"), torch.rand(4, 16, 1) < 0.1)
-    batch["next"] = TensorDict({"observation": batch["observation"], "reward": batch["advantage"], **flags}, (4, 16))
+    add_following(batch, batch["observation"], batch["advantage"])
     batch = batch if given == "advantage" else batch.exclude("advantage", "value_target", "state_value")
     for loss_class, estimator in ((ClipPPOLoss, GAE), (TritonClipPPOLoss, TritonGAE)):
         loss = make_loss(loss_class)
@@ -308,9 +316,7 @@ def test_an_interrupted_loss_leaves_what_that_of_torchrl_does(given, network):
 def test_advantages_of_an_estimator_as_programs_build_it():
     """Rewards in float64, as Gymnasium has them, leave them in float32."""
     batch = make_minibatch(dtype=torch.float32, shape=(4, 16))
-    flags = dict.fromkeys(("done", "terminated"), torch.rand(4, 16, 1) < 0.1)
-    following = {"observation": batch["observation"].roll(-1, 1), "reward": torch.randn(4, 16, 1).double(), **flags}
-    batch["next"] = TensorDict(following, (4, 16))
+    add_following(batch, batch["observation"].roll(-1, 1), torch.randn(4, 16, 1).double())
     critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
     estimated = TritonGAE(gamma=0.99, lmbda=0.95, value_network=critic)(batch.select("observation", "next"))
     batch.update(estimated.select("advantage", "value_target", "state_value"))
@@ -358,12 +364,13 @@ def test_keys_of_other_names():
 
 
 def test_by_keyword_instead_of_a_tensordict():
-    batch, results = make_minibatch(), []
-    for loss_class in KINDS:
-        loss = make_loss(loss_class)
+    batch = make_minibatch()
+
+    def call_by_keyword(loss):
         loss.in_keys = ["observation", "action", "action_log_prob", "advantage", "value_target"]
-        results.append(loss(**{key: batch[key] for key in loss.in_keys}))
-    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+        return loss(**{key: batch[key] for key in loss.in_keys})
+
+    assert_alike(call_by_keyword)
 
 
 def test_the_hook_for_values_of_a_subclass():
@@ -377,13 +384,12 @@ def test_the_hook_for_values_of_a_subclass():
 
 
 def test_schedules():
-    batch, results = make_minibatch(), []
-    for loss_class in KINDS:
-        loss = make_loss(loss_class, clip_value=0.2)
+    def schedule_and_compute(loss):
         loss.entropy_coeff, loss.critic_coeff, loss.clip_value = 0.5, 0.125, 0.1
         loss.clip_epsilon.fill_(0.05)
-        results.append(compute_results(loss, batch)[:2])
-    torch.testing.assert_close(*results, rtol=1e-11, atol=1e-11)
+        return compute_results(loss, make_minibatch())[:2]
+
+    assert_alike(schedule_and_compute, clip_value=0.2)
 
 
 def test_without_a_graph():

@@ -1,4 +1,4 @@
-"""The kernels of the losses compile for every target, none spills registers, and none is atomic."""
+"""Kernels of losses, of normalisation and of tokens compile for every target, none spills, and none is atomic."""
 
 import re
 from itertools import product
@@ -10,12 +10,16 @@ from triton.backends.amd.compiler import HIPBackend
 from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import native_specialize_impl
 
-from rl_triton_core._internal.launch.kernels import describe_argument
+from rl_triton_core._internal.launch.kernels import CHECKED, describe_argument
 from rl_triton_core._internal.loss import kernel as kernels
 from rl_triton_core._internal.loss.equations import SURROGATES, Choices, Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Streams
 from rl_triton_core._internal.loss.triton import NUM_WARPS, list_launches
-from rl_triton_core._internal.moments.rule import Rule
+from rl_triton_core._internal.moments import kernel as moments
+from rl_triton_core._internal.moments import triton as of_moments
+from rl_triton_core._internal.moments.rule import Rule, Task
+from rl_triton_core._internal.tokens import triton as of_tokens
+from rl_triton_core._internal.tokens.problem import TokenProblem, view_rows
 
 
 def empty(*shape, dtype=torch.float32):
@@ -67,12 +71,16 @@ def problem_of(
     return problem
 
 
-def compile_for(target, problem):
-    """Compile the launches of a problem; return for each the compiled kernel, and what a thread of it needs."""
-    gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
-    for call in list_launches(problem, gradients, empty(), empty(11)):
+def compile_calls(target, calls, **options):
+    """For each launch it, the compiled kernel, and what a thread of it needs."""
+    for call in calls:
         arguments = dict(zip(call.kernel.arg_names, call.arguments, strict=False)) | call.options
-        yield compile_kernel(target, call.kernel, arguments, num_warps=call.num_warps)
+        yield call, *compile_kernel(target, call.kernel, arguments, num_warps=call.num_warps, **options)
+
+
+def compile_for(target, problem):
+    gradients = [empty(*x.shape, dtype=x.dtype) for x in problem.differentiable]
+    return compile_calls(target, list_launches(problem, gradients, empty(), empty(11)))
 
 
 VARIANTS = {
@@ -94,20 +102,83 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("target", "variant"),
-    [*(("sm_90", x) for x in VARIANTS), *((x, "masked gaussian") for x in ("sm_80", "sm_100", "gfx942"))],
-)
-def test_nothing_spills(target, variant):
-    for compiled, resources in compile_for(target, problem_of(**VARIANTS[variant])):
-        assert 0 < resources.registers <= 255 and resources.spilled_bytes == 0
+MOMENTS = {  # shape, dtype, mask, out
+    "plain": ((1, 1 << 20), torch.float32, None, torch.float32),
+    "masked": ((1, 1 << 20), torch.float32, torch.bool, torch.float32),
+    "half": ((1, 1 << 20), torch.bfloat16, torch.float32, torch.bfloat16),
+    "narrow": ((1 << 20, 24), torch.float32, torch.bool, torch.float32),
+    "wide": ((4096, 2047), torch.float32, torch.bool, torch.float32),
+    "huge": ((1, 1 << 33), torch.float16, torch.uint8, torch.float32),
+}
+TOKENS = {  # tokens, vocabulary, dtype, whether there are a mask and an entropy
+    "plain": (4096, 151_936, torch.bfloat16, False, False),
+    "all": (4096, 151_936, torch.bfloat16, True, True),
+    "float32": (4096, 128_256, torch.float32, True, True),
+    "odd": (4096, 50_257, torch.float16, False, True),
+    "few": (16, 151_936, torch.bfloat16, True, True),
+    "small": (4096, 100, torch.float32, False, True),
+    "huge": (40_000, 1 << 18, torch.bfloat16, True, True),
+}
+
+
+def make_matrix(shape, dtype):
+    """One without gaps if it is a row; else one with a gap behind every row, or column by column if it has flags."""
+    rows, columns = shape
+    if rows > 1 and dtype == torch.bool:
+        return torch.empty((columns, rows), dtype=dtype, device="meta").t()
+    return torch.empty((rows, columns + 8 * (rows > 1)), dtype=dtype, device="meta")[:, :columns]
+
+
+def compile_moments(target, variant):
+    shape, *dtypes = MOMENTS[variant]
+    values, flags, result = (None if dtype is None else make_matrix(shape, dtype) for dtype in dtypes)
+    task = Task(values, flags, result, Rule(1.0, 1e-8, 0.0, 0.0))
+    return compile_calls(target, of_moments.list_launches(task, lambda whole: whole))
+
+
+def compile_tokens(target, variant):
+    num_tokens, size, dtype, masked, has_entropy = TOKENS[variant]
+    mask = empty(num_tokens, dtype=torch.bool) if masked else None
+    tokens = empty(num_tokens, dtype=torch.int64)
+    problem = TokenProblem(empty(num_tokens, size, dtype=dtype), tokens, mask, 0.7)
+    results = problem.allocate_results(has_entropy)
+    upstream = empty(num_tokens), empty(num_tokens) if has_entropy else None
+    last = of_tokens.make_gradient_launch(problem, results, upstream, view_rows(problem.logits))
+    return compile_calls(target, [*of_tokens.list_launches(problem, results), last], **CHECKED)
+
+
+KINDS = {  # what compiles a variant, the variants and that of other targets, and the registers of a thread at the most
+    "losses": (
+        lambda target, variant: compile_for(target, problem_of(**VARIANTS[variant])),
+        VARIANTS,
+        "masked gaussian",
+        255,
+    ),
+    "moments": (compile_moments, MOMENTS, "masked", 80),
+    "tokens": (compile_tokens, TOKENS, "few", 48),
+}
+CASES = [("sm_90", kind, variant) for kind, (_, variants, *_) in KINDS.items() for variant in variants]
+CASES += [(target, kind, x[2]) for kind, x in KINDS.items() for target in TARGETS if target != "sm_90"]
+
+
+@pytest.mark.parametrize(("target", "kind", "variant"), CASES)
+def test_nothing_spills(target, kind, variant):
+    """Moments leave registers for three programs at once on a multiprocessor, tokens for five of eight warps."""
+    compile_variant, *_, most = KINDS[kind]
+    launches = [*compile_variant(target, variant)]
+    assert len(launches) == {"few": 3}.get(variant, 2) or kind != "tokens"
+    for call, compiled, resources in launches:
+        assert resources.spilled_bytes == 0 and resources.registers > 0, call.kernel
+        assert resources.registers <= most or (kind == "tokens" and target != "sm_90"), call.kernel
         assert target != "sm_90" or not re.search(r"\b(atom|red)\.global", compiled.asm["ptx"])
+        if (target, kind, variant) == ("sm_90", "moments", "masked") and call.kernel is not moments.merge:
+            assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])
 
 
 @pytest.mark.parametrize(("size", "wide"), [(2, 1), (6, 3), (7, 0), (18, 9)])
 def test_a_thread_has_all_numbers_of_an_element(size, wide):
     problems = problem_of("categorical", size=size), problem_of("sampled")
-    (main, needs), (simple, _) = ([*compile_for("sm_90", x)][-2] for x in problems)
+    (_, main, needs), (_, simple, _) = ([*compile_for("sm_90", x)][-2] for x in problems)
     assert main.asm["ptx"].count("shfl") == simple.asm["ptx"].count("shfl"), "they exchange sums over elements alone"
     assert needs.accesses["ld.v2.b32"] >= wide and needs.spilled_bytes == 0
 
@@ -127,3 +198,15 @@ def test_gradients_are_scaled_in_wide_pieces():
     arguments = dict(zip(kernel.arg_names, arguments, strict=True))
     compiled, _ = compile_kernel("sm_90", kernel, arguments, num_warps=NUM_WARPS)
     assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])
+
+
+def test_memory_is_read_and_written_in_wide_pieces():
+    """And a logit takes one exponential each way, a thread's sixteen together one more. No thread waits for others."""
+    (_, evaluate, _), (_, differentiate, _) = compile_tokens("sm_90", "all")
+    for compiled in (evaluate, differentiate):
+        assert re.search(r"ld\.global\S*\.v4\.b32", compiled.asm["ptx"])
+    assert re.search(r"st\.global\S*\.v4\.b32", differentiate.asm["ptx"])
+    assert differentiate.asm["ptx"].count("ex2.approx") == 16
+    assert evaluate.asm["ptx"].count("ex2.approx") == 16 + 1 + 1
+    loop = re.search(r"(\$L__BB\d+_\d+):(?:(?!\$L__BB\d+_\d+:)[\s\S])*?bra\s+\1;", evaluate.asm["ptx"])[0]
+    assert loop.count("ex2.approx") == 16 + 1 and not re.search(r"bar\.sync|shfl|shared", loop)

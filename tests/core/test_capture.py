@@ -74,6 +74,13 @@ def draw_batches(number, size=8, device="cpu"):
         ]
 
 
+def step_all(trainings, batches, *more, weight=1.0):
+    """Each training makes a step with every batch."""
+    for batch in batches:
+        for training in trainings:
+            training.step(*batch, weight, *more)
+
+
 def assert_same_parameters(trainings, graphs=None, **tolerance):
     """Of two trainings, within the rounding of another order; where a number is given, the first has so many graphs."""
     for got, want in zip(*(x.parameters() for x in trainings), strict=True):
@@ -102,9 +109,7 @@ def test_steps_of_two_devices():
     """Whichever is the current one."""
     for device in ("cuda:0", "cuda:1", "cuda:0"):
         captured, eager = Training(device=device), Training(device=device, enabled=False)
-        for batch in draw_batches(3, device=device):
-            for training in (captured, eager):
-                training.step(*batch, 1.0)
+        step_all((captured, eager), draw_batches(3, device=device))
         assert captured.step.captured
         assert_same_parameters([captured, eager], rtol=1e-4, atol=1e-5)
 
@@ -162,8 +167,7 @@ def test_sums_and_random_numbers_of_the_step(device, monkeypatch):
             total.add_(torch.stack([loss, noise.sum()]))
 
         training.step.function = update
-        for batch in draw_batches(20, device=device):
-            training.step(*batch, 1.0)
+        step_all([training], draw_batches(20, device=device))
         found.append([total, *training.parameters()])
         assert (training.step.reason == "") == (enabled is None)
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
@@ -174,10 +178,9 @@ def test_graphs_go_with_the_model(device, monkeypatch):
     taken = []
     for _ in range(2):
         training = make_captured(monkeypatch, device)
-        for batch in draw_batches(2, device=device):
-            training.step(*batch, 1.0)
+        step_all([training], draw_batches(2, device=device))
         graphs, model = weakref.ref(training.step), weakref.ref(training.model)
-        del training, batch
+        del training
         gc.collect()
         assert graphs() is None and model() is None
         taken.append(torch.cuda.memory_allocated() if device == "cuda" else 0)
@@ -269,8 +272,7 @@ def test_steps_follow_buffers_that_are_replaced(keeps_all, wrap, device, trainin
     for training in trainings:
         training.model[2] = wrap(Counter(keeps_all).to(device))
         with warnings.catch_warnings(record=True) as warned:
-            for batch in draw_batches(8, device=device):
-                training.step(*batch, 1.0)
+            step_all([training], draw_batches(8, device=device))
         text = "of another shape or dtype: count" if keeps_all and training is trainings[0] else ""
         assert all(text in str(x.message) for x in warned) and len(warned) == bool(text)
     got, want = (training.model[2].count for training in trainings)
@@ -439,9 +441,7 @@ def test_a_graph_that_is_not_used_makes_room(max_graphs, device, monkeypatch):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "CapturedStep runs eagerly: more than")
         for rows in (8, 4, 4, 4, 8, 4, 3, 3, 3, 3, 3, 4, 8):
-            batch = torch.randn(rows, 4, device=device), torch.randn(rows, device=device)
-            for training in trainings:
-                training.step(*batch, 1.0)
+            step_all(trainings, [(torch.randn(rows, 4, device=device), torch.randn(rows, device=device))])
     step = trainings[0].step
     assert step.reason == "" and len(step.captured) == max_graphs
     assert sum(1 for graph in step.captured.values() if graph.inputs[0].shape == (3, 4)) == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from process_state import assert_same, read_from_another_thread, read_state, run_in_threads
 from recorded_graphs import allow_captures
-from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair, step_all
 from torch import nn
 
 from rl_triton_core import capture
@@ -259,8 +259,7 @@ def test_gradients_that_a_step_drops_itself(place, device, trainings):
 
     for training in trainings:
         training.step.function = lambda *x, training=training: update(training, *x)
-        for batch in draw_batches(12, device=device):
-            training.step(*batch, 0.5)
+        step_all([training], draw_batches(12, device=device), weight=0.5)
     assert_same_parameters(trainings)
     assert trainings[0].step.reason == ""
 
@@ -351,8 +350,7 @@ def test_a_capture_that_fails_at_any_place(error, fails_at, device, monkeypatch)
     assert told[0].filename == __file__
     assert_same_parameters([captured, eager], rtol=1e-6, atol=1e-8)
     assert captured.calls == fails_at + 1
-    for training in (captured, eager):
-        training.step(*second, 1.0)
+    step_all((captured, eager), [second])
     assert_same_parameters([captured, eager], rtol=1e-6, atol=1e-8)
     assert captured.calls == fails_at + 2
 
@@ -544,8 +542,7 @@ def set_rate(training):
 def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, trainings):
     """The step that waits for it needs another graph than the one that there is."""
     first, second = draw_batches(2, device=device)
-    for training in trainings:
-        training.step(*first, 1.0)
+    step_all(trainings, [first])
     with capture.hold_captures():
         thread = threading.Thread(target=lambda: trainings[0].step(*second, 1.0))
         thread.start()
@@ -555,9 +552,7 @@ def test_what_a_thread_sets_while_it_holds_captures_stays(change, device, traini
             change(training)
     thread.join()
     trainings[1].step(*second, 1.0)
-    for batch in (first, second):
-        for training in trainings:
-            training.step(*batch, 1.0)
+    step_all(trainings, (first, second))
     assert len(trainings[0].step.captured) == 2
     assert_same_parameters(trainings)
 

@@ -4,21 +4,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    Call,
-    How,
-    Sparse,
-    Vector,
-    assert_gradients,
-    find_readable,
-    get_name,
-    is_per_step,
-    random_case,
-    same_bits,
-    skip_repeated_tracing,
-    with_form,
-    with_log_probs,
-)
+from cases import Call, How, Sparse, Vector, get_name, random_case, same_bits, skip_repeated_tracing, with_form
 
 from rl_triton_core import FinalValues, ScanState, compute_gae, linear_recurrence
 from rl_triton_core.testing import assert_close
@@ -75,7 +61,7 @@ def tell_variants(estimator, **options):
         if estimator in (cases.GAE, cases.LAMBDA):
             yield case.replace(lambda_=0.0)
         if estimator in cases.OFF_POLICY:
-            yield avoid_clips(with_log_probs(case)).replace(lambda_=0.0)
+            yield avoid_clips(cases.with_log_probs(case)).replace(lambda_=0.0)
         if estimator in cases.BOOTSTRAPPED:
             yield avoid_clips(case).replace(truncated=None, bootstrap_values=rng.standard_normal(ROWS))
 
@@ -118,7 +104,7 @@ def test_gradients(float64_target, estimator, option):
         def call_estimator(*tensors, call=call, names=tuple(inputs)):
             return call(float64_target.backend, **replace_leaves(call, names, tensors))
 
-        assert_gradients(call_estimator, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
+        cases.assert_gradients(call_estimator, [x.requires_grad_() for x in inputs.values()], float64_target.backend)
 
 
 @pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
@@ -144,7 +130,7 @@ def test_gradients_of_a_scalar_tensor(float64_target, estimator):
     def call_estimator(value):
         return call(float64_target.backend, bootstrap_values=value)
 
-    assert_gradients(call_estimator, [torch.tensor(1.5).double().requires_grad_()], float64_target.backend)
+    cases.assert_gradients(call_estimator, [torch.tensor(1.5).double().requires_grad_()], float64_target.backend)
 
 
 @ALL
@@ -211,10 +197,10 @@ def test_nan_in_cells_that_are_not_read_reaches_no_gradient(target, estimator, m
 def check_unread_gradients(case, target):
     """NaN in the cells that are not read changes no gradient, and gets none."""
     gradients = []
-    names = [name for name, x in case.args.items() if is_per_step(x) and x.dtype.kind == "f"]
+    names = [name for name, x in case.args.items() if cases.is_per_step(x) and x.dtype.kind == "f"]
     cells = {
         name: x.reshape(x.shape + (1,) * (case[name].ndim - 2))
-        for name, x in find_readable(case).items()
+        for name, x in cases.find_readable(case).items()
         if name in names
     }
     for filler in (0.0, np.nan):
@@ -317,7 +303,6 @@ def draw_compiled_cases(estimator):
 def test_compiles_without_a_graph_break(target, estimator, grad):
     skip_repeated_tracing(target, grad and estimator in (cases.GAE, cases.TRACES))
     for case in draw_compiled_cases(estimator):
-        torch._dynamo.reset()
         call = Call(case, target.device)
         kwargs = {**call.kwargs, "backend": target.backend}
         first = kwargs.pop(estimator.inputs[0]).requires_grad_(grad)
@@ -326,14 +311,7 @@ def test_compiles_without_a_graph_break(target, estimator, grad):
             answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x})
             return [y + 1 for y in ((answer,) if isinstance(answer, torch.Tensor) else answer)]
 
-        results = []
-        for one in (call_estimator, torch.compile(call_estimator, fullgraph=True, backend="aot_eager")):
-            answer = one(first)
-            assert all(x.requires_grad == grad for x in answer)
-            results.append(
-                [*answer, *(torch.autograd.grad(sum((x * x).sum() for x in answer), [first]) if grad else [])]
-            )
-        assert all(same_bits(a, b) for a, b in zip(*results, strict=True))
+        assert all(x.requires_grad == grad for x in cases.check_full_graph(call_estimator, first))
 
 
 @pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)

@@ -11,20 +11,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import (
-    How,
-    Sparse,
-    Vector,
-    find_readable,
-    get_endings,
-    get_name,
-    is_per_step,
-    random_case,
-    run_case,
-    same_bits,
-    with_form,
-    with_log_probs,
-)
+from cases import How, Sparse, Vector, find_readable, get_endings, get_name, random_case, run_case, same_bits, with_form
 
 POISON = (np.nan, np.inf, -np.inf)
 ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
@@ -124,13 +111,13 @@ def tell_variants(estimator, cells, mask_mode):
     else:
         yield case.replace(gamma=np.full(case.shape, 0.9))
         if estimator is cases.RETRACE:
-            yield with_log_probs(with_form(case, "actions"))
+            yield cases.with_log_probs(with_form(case, "actions"))
         elif estimator is not cases.DISCOUNTED:
             yield with_form(case, "next_values")
 
 
 def get_arrays(case):
-    return {name: x for name, x in case.args.items() if is_per_step(x)}
+    return {name: x for name, x in case.args.items() if cases.is_per_step(x)}
 
 
 def list_real_inputs(case):

@@ -199,19 +199,13 @@ def test_a_second_device(estimator):
 @pytest.mark.parametrize("grad", [False, True])
 @ALL
 def test_compiles_with_inductor(estimator, grad):
-    torch._dynamo.reset()
     call = Call(random_case(estimator, *SHAPE), "cuda")
     first = call.kwargs[estimator.inputs[0]].requires_grad_(grad)
 
     def call_estimator(x):
         return call("triton", **{estimator.inputs[0]: x + 1})[0] * 2
 
-    results = []
-    for one in (call_estimator, torch.compile(call_estimator, fullgraph=True)):
-        result = one(first)
-        results.append([result, *(torch.autograd.grad(result.sum(), [first]) if grad else [])])
-    for got, want in zip(*results, strict=True):
-        assert_close(got, want)
+    cases.check_full_graph(call_estimator, first, compiler="inductor", compare=assert_close)
 
 
 @ALL

@@ -6,21 +6,7 @@ import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    Call,
-    How,
-    Sparse,
-    Vector,
-    check_case,
-    draw_any_case,
-    get_name,
-    random_case,
-    round_array,
-    run_case,
-    same_bits,
-    with_form,
-    with_log_probs,
-)
+from cases import Call, How, Sparse, Vector, check_case, draw_any_case, get_name, random_case, run_case, same_bits
 from hypothesis import event, given
 from hypothesis import strategies as st
 
@@ -115,10 +101,10 @@ def every_argument(estimator, shape):
     if estimator is cases.TRACES:
         case = case.replace(decay=rng.random(case["x"].shape))
     if estimator in cases.OFF_POLICY:
-        case = with_log_probs(case)
+        case = cases.with_log_probs(case)
     if estimator is cases.LINEAR:
         return case.replace(initial=np.ones((shape[0], *features)))
-    return with_form(case, "actions") if estimator is cases.RETRACE else case
+    return cases.with_form(case, "actions") if estimator is cases.RETRACE else case
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])
@@ -201,7 +187,7 @@ def test_final_values_are_not_rounded(float64_target, dtypes):
     env, time = np.nonzero(case["truncated"])
     value, last = np.random.default_rng(1).random(len(env)), 0.1 if dtypes[3] is None else np.arange(1, 5) / 3
     parts = [case["rewards"], case["values"], value, last]
-    exact = [x if dtype is None else round_array(x, dtype) for x, dtype in zip(parts, dtypes, strict=True)]
+    exact = [x if dtype is None else cases.round_array(x, dtype) for x, dtype in zip(parts, dtypes, strict=True)]
     want = case.replace(rewards=exact[0], values=exact[1], bootstrap_values=Sparse(env, time, *exact[2:])).expected()
     rewards, values, value, last = (
         x if dtype is None else torch.tensor(x, dtype=dtype) for x, dtype in zip(exact, dtypes, strict=True)

@@ -1,25 +1,14 @@
 """Sequences laid end to end in flat tensors: the results are those of every sequence alone."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import cases
 import numpy as np
 import pytest
 import torch
-from cases import (
-    Call,
-    How,
-    assert_gradients,
-    get_name,
-    measure_operands,
-    random_case,
-    run_case,
-    same_bits,
-    skip_repeated_tracing,
-    with_form,
-    with_log_probs,
-)
-from gpu_checks import capture_graph, forbid_waiting
+from cases import Call, How, assert_gradients, get_name, measure_operands, random_case, run_case, same_bits, with_form
+from gpu_checks import assert_replays, forbid_waiting
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -125,7 +114,7 @@ def draw_form_cases(estimator, lengths):
     gamma = np.where(np.arange(sum(lengths)) % 4 == 1, 0.0, 0.9)[None]
     yield "gamma", case.replace(gamma=gamma)
     if estimator in cases.OFF_POLICY:
-        yield "log_probs", with_log_probs(case.replace(rho_bar=2.0))
+        yield "log_probs", cases.with_log_probs(case.replace(rho_bar=2.0))
 
 
 @BACKWARDS
@@ -308,18 +297,15 @@ def test_gradients(float64_target, estimator):
 
 @ALL
 def test_compiles_without_a_graph_break(target, estimator):
-    skip_repeated_tracing(target, False)
-    torch._dynamo.reset()
+    cases.skip_repeated_tracing(target, False)
     lengths = LENGTHS["ragged"]
     kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}
     first, cu_seqlens = kwargs.pop(estimator.inputs[0]), kwargs.pop("cu_seqlens")
 
     def call_estimator(x, cu_seqlens):
-        answer = estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x, "cu_seqlens": cu_seqlens})
-        return answer if isinstance(answer, torch.Tensor) else answer[0]
+        return estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x, "cu_seqlens": cu_seqlens})
 
-    compiled = torch.compile(call_estimator, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(first, cu_seqlens), call_estimator(first, cu_seqlens))
+    cases.check_full_graph(call_estimator, first, cu_seqlens)
 
 
 TOTAL = sum(LENGTHS["ragged"])
@@ -390,7 +376,7 @@ def make_cuda_call(estimator, lengths):
 
     def call_packed():
         answer = estimator.function(**kwargs)
-        return (answer,) if isinstance(answer, torch.Tensor) else tuple(answer)
+        return [answer] if isinstance(answer, torch.Tensor) else [*answer]
 
     return call_packed, kwargs
 
@@ -410,11 +396,8 @@ def test_no_synchronisation(estimator):
 def test_graph_capture(estimator):
     """The replay takes other sequences of the same total length."""
     call_packed, kwargs = make_cuda_call(estimator, (50, 0, 70, 8))
-    graph, results = capture_graph(call_packed)
-    for other in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8)):
-        kwargs["cu_seqlens"].copy_(torch.tensor([0, *np.cumsum(other)]))
-        graph.replay()
-        assert all(same_bits(x, y) for x, y in zip(results, call_packed(), strict=True))
+    offsets = [torch.tensor([0, *np.cumsum(x)]) for x in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8))]
+    assert_replays(call_packed, *(partial(kwargs["cu_seqlens"].copy_, x) for x in offsets))
 
 
 @pytest.mark.gpu

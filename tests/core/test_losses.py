@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 from losses_cases import HEADS, Case, call, check, differentiate, leaves, make
 
 from rl_triton_core import losses
-from rl_triton_core.losses import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    LogProbs,
-    MultiCategorical,
-    Normalization,
-    get_gradients,
-    ppo_loss,
-)
+from rl_triton_core.losses import Bernoulli, Categorical, Gaussian, LogProbs, MultiCategorical, get_gradients, ppo_loss
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
@@ -506,7 +497,9 @@ BAD = {
     "entropy_coef: got a tensor that requires grad": lambda: ppo_loss(
         LogProbs(X), None, X, X, entropy_coef=X.sum().requires_grad_()
     ),
-    "epsilon: got -1": lambda: ppo_loss(LogProbs(X), None, X, X, normalize_advantages=Normalization(epsilon=-1.0)),
+    "epsilon: got -1": lambda: ppo_loss(
+        LogProbs(X), None, X, X, normalize_advantages=losses.Normalization(epsilon=-1.0)
+    ),
     "normalize_advantages: got int": lambda: ppo_loss(LogProbs(X), None, X, X, normalize_advantages=1),
     "mask: got shape": lambda: ppo_loss(LogProbs(X), None, X, X, mask=X[:2]),
     "logits: got no tensor": lambda: ppo_loss(MultiCategorical([]), X, X, X),

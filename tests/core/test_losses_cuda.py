@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import test_losses_logits as logits
 import torch
-from cases import same_bits
+from cases import check_full_graph, same_bits
 from gpu_checks import assert_replays, forbid_waiting, measure_peak
 from losses_cases import call, check, make
 from processes import run_ranks
@@ -181,16 +181,12 @@ def test_a_second_device():
 
 @pytest.mark.parametrize("grad", [False, True])
 def test_compiles_with_inductor(grad):
-    torch._dynamo.reset()
+    def normalize(advantages, mask):
+        return normalize_advantages(advantages, mask).exp()
+
     advantages, mask = on_gpu(64, 128, valid=0.8)
-    advantages.requires_grad_(grad)
-    results = []
-    for function in (normalize_advantages, torch.compile(normalize_advantages, fullgraph=True)):
-        result = function(advantages, mask)
-        results.append([result, *(torch.autograd.grad(result.exp().sum(), advantages) if grad else [])])
-    assert_close(results[1][0], results[0][0], rtol=2e-7)
-    if grad:
-        torch.testing.assert_close(results[1][1], results[0][1], rtol=1e-4, atol=1e-5)
+    compare = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
+    check_full_graph(normalize, advantages.requires_grad_(grad), mask, compiler="inductor", compare=compare)
 
 
 @pytest.mark.slow

@@ -5,9 +5,10 @@ import math
 import oracles_losses as oracle
 import pytest
 import torch
+from cases import check_full_graph
 from hypothesis import given
 from hypothesis import strategies as st
-from torch._dynamo.testing import CompileCounter
+from test_estimators_transforms import check_one_compilation
 
 from rl_triton_core._internal.launch.fast_path import forget_plans
 from rl_triton_core.losses import token_log_probs
@@ -228,24 +229,11 @@ def test_a_full_graph_with_dynamic_shapes(backend, entropy):
         got = token_log_probs(2 * logits, tokens, mask=mask, entropy=entropy, temperature=1.5, backend=backend)
         return (got.log_probs * 0.5).sum() + (got.entropy.sum() if entropy else 0)
 
-    counter = CompileCounter()
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=counter)
-    for rows in (4, 9):
-        logits, tokens = draw((rows, 2), 30)
-        mask = tokens % 4 != 0
-        results = []
-        for function in (loss, compiled):
-            leaf = logits.clone().requires_grad_()
-            value = function(leaf, tokens, mask)
-            value.backward()
-            results.append((value.detach(), leaf.grad))
-        for want, got in zip(*results, strict=True):
-            assert torch.equal(want, got)
-    assert counter.frame_count == 1
-    traced = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    leaf = logits.clone().requires_grad_()
-    traced(leaf, tokens, mask).backward()
-    assert torch.equal(leaf.grad, results[0][1])
+    calls = [dict(zip(("logits", "tokens"), draw((rows, 2), 30), strict=True)) for rows in (4, 9)]
+    for call in calls:
+        call |= {"logits": call["logits"].requires_grad_(), "mask": call["tokens"] % 4 != 0}
+    check_one_compilation(loss, calls, dynamic=True)
+    check_full_graph(loss, *call.values(), dynamic=True)
 
 
 @pytest.mark.parametrize("in_place", [False, True])

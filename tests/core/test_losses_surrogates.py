@@ -1,11 +1,13 @@
 """The surrogates of GRPO's successors, ratios of sequences, and weights that the normaliser does not count."""
 
 import math
+from functools import partial
 from itertools import product
 
 import oracles_losses as oracle
 import pytest
 import torch
+from cases import check_full_graph
 from losses_cases import close
 from test_losses_tokens import offsets, padding_mask, tokens
 
@@ -202,18 +204,10 @@ def test_gradients_are_those_of_finite_differences(float64_target, surrogate, ra
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_full_graph(backend):
     log_probs, old, _, per_row, per_cell = tokens()
-
-    def loss(x, surrogate, ratio):
-        options = {"surrogate": surrogate, "ratio": ratio, "weights": per_cell.abs(), "mask": padding_mask()}
-        return grpo_loss(2 * x, 2 * old, per_row, backend=backend, **options).loss
-
     for surrogate, ratio in product(("sapo", "cispo"), ("token", "sequence")):
-        results = []
-        for function in (loss, torch.compile(loss, fullgraph=True, backend="aot_eager")):
-            leaf = log_probs.clone().requires_grad_()
-            function(leaf, surrogate, ratio).backward()
-            results.append(leaf.grad)
-        assert_close(*results, rtol=1e-6)
+        options = {"surrogate": surrogate, "ratio": ratio, "weights": per_cell.abs(), "mask": padding_mask()}
+        loss = lambda x, given=options: grpo_loss(2 * x, 2 * old, per_row, backend=backend, **given).loss  # noqa: E731
+        check_full_graph(loss, log_probs.requires_grad_(), compare=partial(assert_close, rtol=1e-6))
 
 
 X = torch.zeros(2, 3)

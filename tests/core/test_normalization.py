@@ -444,7 +444,7 @@ def check_ranks(ranks, backend):
         assert results["requires grad"].startswith("ValueError: group: ")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # tests of other files come between those of two backends
 def gloo(tmp_path_factory):
     """What two processes computed, by rank."""
     return run_ranks(run_rank, tmp_path_factory.mktemp("gloo"), available_backends("cpu"), "gloo")

@@ -46,6 +46,11 @@ def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
     return agent
 
 
+def make_both(env, folder, changes=(), **more):
+    """RL-Games' agent and ours."""
+    return [make_agent(advantages, env, folder, changes, **more) for advantages in ("stock", "triton")]
+
+
 def list_trainers(agent):
     """The agent and, where it has one, its central value network: each has a `model` and an `optimizer`."""
     return [agent, agent.central_value_net] if agent.has_central_value else [agent]
@@ -70,7 +75,7 @@ def test_advantages(value_size, scale, tmp_path):
     flags = (torch.rand(9, 6, generator=generator) < 0.3).float()
     rewards += 0.99 * values * (flags[1:, :, None] * (torch.rand(8, 6, 1, generator=generator) < 0.5))
     last_values = torch.randn(6, value_size, generator=generator) * scale
-    stock, ours = (make_agent(name, "pendulum", tmp_path) for name in ("stock", "triton"))
+    stock, ours = make_both("pendulum", tmp_path)
     want, got = (x.discount_values(flags[-1], last_values, flags[:-1], values, rewards) for x in (stock, ours))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6 * scale)
     normalize = getattr(common_losses, "normalize_advantage", lambda x: (x - x.mean()) / (x.std() + 1e-8))
@@ -84,7 +89,7 @@ def test_advantages(value_size, scale, tmp_path):
     ids=["clipped values", "entropy and bounds"],
 )
 def test_the_loss_and_its_gradient(changes, tmp_path):
-    stock, ours = (make_agent(name, "pendulum", tmp_path, changes) for name in ("stock", "triton"))
+    stock, ours = make_both("pendulum", tmp_path, changes)
     generator, found = torch.Generator().manual_seed(0), []
     old, advantage = (torch.randn(40, generator=generator) for _ in range(2))
     old_values, returns = (torch.randn(40, 1, generator=generator) for _ in range(2))
@@ -150,7 +155,7 @@ def test_names_of_users_are_free(tmp_path):
 
 
 def test_another_actor_loss_is_not_replaced(tmp_path):
-    stock, ours = (make_agent(name, "pendulum", tmp_path, {"use_smooth_clamp": True}) for name in ("stock", "triton"))
+    stock, ours = make_both("pendulum", tmp_path, {"use_smooth_clamp": True})
     arguments = (torch.zeros(4), torch.ones(4), torch.ones(4), 0.2, *[torch.ones(4, 1)] * 4, torch.ones(4), None)
     want, got = (x.calc_losses(x.actor_loss_func, *arguments) for x in (stock, ours))
     assert ours.actor_loss_func is common_losses.smoothed_actor_loss
@@ -159,7 +164,7 @@ def test_another_actor_loss_is_not_replaced(tmp_path):
 
 @pytest.mark.parametrize("env", CLASSES)
 def test_switched_off_in_the_environment_it_is_stock(env, tmp_path, switched_off):
-    stock, ours = (make_agent(name, env, tmp_path) for name in ("stock", "triton"))
+    stock, ours = make_both(env, tmp_path)
     for agent in (stock, ours):
         torch.manual_seed(1)
         agent.train()

@@ -18,7 +18,7 @@ from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common import env_configurations, vecenv
 from rl_games.common.a2c_common import A2CBase
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent
+from test_rl_games import CLASSES, compare, get_state, list_trainers, make_agent, make_both
 from torch.distributions import Distribution
 from two_processes import SETUPS, check_training
 
@@ -152,7 +152,7 @@ def test_training_is_that_of_rl_games_up_to_rounding(case, device, tmp_path):
     """Of two epochs, with time limits; the runner's names stand for our agents."""
     env, changes = CASES[case]
     changes = changes | {"max_epochs": 2, "device": device, "env_config": {"env": env, "device": device, "seed": 1}}
-    stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
+    stock, ours = map(train, make_both(env, tmp_path, changes))
     assert type(ours) is type(stock) is CLASSES[env] and ours.last_lr == pytest.approx(stock.last_lr)
     if device == "cuda":
         assert ours.describe() in CAPTURED
@@ -171,7 +171,7 @@ def test_mixed_precision_on_a_gpu(central, env, device, tmp_path):
         "device": device,
         "env_config": {"env": env, "device": device, "seed": 1},
     }
-    stock, ours = (train(make_agent(name, env, tmp_path, changes)) for name in ("stock", "triton"))
+    stock, ours = map(train, make_both(env, tmp_path, changes))
     assert ours.describe() == CAPTURED[bool(central)]
     compare(ours, stock, rtol=5e-2, atol=5e-3)
 
@@ -191,14 +191,12 @@ def set_others(agent, i):
 def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypatch):
     """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     allow_captures(monkeypatch)
-    agents = []
-    for mode in ("stock", "triton"):
-        agent = make_agent(mode, "pendulum", tmp_path, with_central_value() | {"normalize_input": True})
+    agents = make_both("pendulum", tmp_path, with_central_value() | {"normalize_input": True})
+    for agent in agents:
         for i in range(4):
             change(agent, i)
             agent.max_epochs = i + 1
             train(agent, seed=2)
-        agents.append(agent)
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
     updates = agents[1]._rl_triton, agents[1]._rl_triton.central_value
     modes = 2 if version("rl-games") == "1.6.1" else 1  # of running means while a step is made
@@ -212,10 +210,10 @@ def test_settings_that_change_are_followed(change, captures, tmp_path, monkeypat
 @pytest.mark.usefixtures("captured")
 def test_an_interrupted_update_leaves_what_that_of_rl_games_does(tmp_path):
     """Where a graph is captured, as the step begins; and training goes on."""
-    agents = []
-    for mode in ("stock", "triton"):
-        changes = with_central_value(normalize_input=False) | {"max_epochs": 1, "learning_rate": 1e-4}
-        agent = train(make_agent(mode, "pendulum", tmp_path, changes))
+    changes = with_central_value(normalize_input=False) | {"max_epochs": 1, "learning_rate": 1e-4}
+    stock, ours = make_both("pendulum", tmp_path, changes)
+    for agent in (stock, ours):
+        train(agent)
         for trainer in list_trainers(agent):
             agent.max_epochs += 1
             handle = trainer.optimizer.register_step_pre_hook(interrupt)
@@ -223,8 +221,7 @@ def test_an_interrupted_update_leaves_what_that_of_rl_games_does(tmp_path):
                 train(agent)
             handle.remove()
         agent.max_epochs += 1
-        agents.append(train(agent))
-    stock, ours = agents
+        train(agent)
     ours.recapture()
     compare_all(ours, stock, rtol=1e-4, atol=1e-5)
     for x, y in zip(list_trainers(ours), list_trainers(stock), strict=True):
@@ -238,9 +235,9 @@ def test_settings_of_a_central_value_network_that_change_are_followed(tmp_path, 
     """The agent does not learn, since rounding would grow in what it does."""
     changes = with_central_value(lr_schedule=None) | {"learning_rate": 0.0, "lr_schedule": None}
     allow_captures(monkeypatch)
-    agents = []
-    for mode in ("stock", "triton"):
-        agents.append(agent := train(make_agent(mode, "pendulum", tmp_path, changes)))
+    agents = make_both("pendulum", tmp_path, changes)
+    for agent in agents:
+        train(agent)
         for name, value in {"e_clip": 0.01, "clip_value": False, "grad_norm": 0.05, "truncate_grads": False}.items():
             setattr(agent.central_value_net, name, value)
             agent.max_epochs += 1
@@ -278,13 +275,11 @@ def refuse_gradients(graph, _):
 def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
     """RL-Games' runner compiles them after the agent is made."""
     allow_captures(monkeypatch)
-    agents = []
-    for mode in ("stock", "triton"):
-        agent = make_agent(mode, "pendulum", tmp_path, with_central_value(normalize_input=False))
-        if mode == "triton":
-            for trainer in list_trainers(agent):
-                trainer.model = torch.compile(trainer.model, backend=refuse_gradients)
-        agents.append(train(agent))
+    agents = make_both("pendulum", tmp_path, with_central_value(normalize_input=False))
+    for trainer in list_trainers(agents[1]):
+        trainer.model = torch.compile(trainer.model, backend=refuse_gradients)
+    for agent in agents:
+        train(agent)
     assert agents[1].describe() == CAPTURED[1]
     assert all(hasattr(trainer.model, "_orig_mod") for trainer in list_trainers(agents[1]))
     compare(*agents[::-1], rtol=1e-4, atol=1e-5)
@@ -293,10 +288,9 @@ def test_compiled_models_are_captured_uncompiled(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("captured")
 def test_an_observation_that_is_nan_is_an_error_before_that_step(tmp_path, monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", True)  # which torch.compile switches off
-    agents, errors = [], []
-    for mode in ("stock", "triton"):
-        agent = train(make_agent(mode, "cartpole", tmp_path))
-        agent.max_epochs += 1
+    agents, errors = make_both("cartpole", tmp_path), []
+    for agent in agents:
+        train(agent).max_epochs += 1
         prepare = agent.prepare_dataset
 
         def spoil(batch, prepare=prepare):
@@ -307,7 +301,6 @@ def test_an_observation_that_is_nan_is_an_error_before_that_step(tmp_path, monke
         with pytest.raises(ValueError, match="Expected parameter logits") as caught:
             train(agent, seed=2)
         errors.append(str(caught.value)[:60])
-        agents.append(agent)
     assert errors[0] == errors[1]
     for x, y in zip(*(agent.model.parameters() for agent in agents), strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-6)

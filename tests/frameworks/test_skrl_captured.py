@@ -75,6 +75,11 @@ def train(*about):
     return runner.agent
 
 
+def train_both(folder, case, iterations=1):
+    """An agent whose update is skrl's code, and ours."""
+    return [train(x, folder, case, iterations) for x in (AdvantagesRunner, TritonRunner)]
+
+
 def list_state(agent):
     modules = {name: x for name, x in agent.checkpoint_modules.items() if hasattr(x, "state_dict")}
     states = {f"{key} {name}": x for key, module in modules.items() for name, x in module.state_dict().items()}
@@ -100,7 +105,7 @@ def compare(ours, stock, **tolerance):
 def test_an_update_is_that_of_skrl(case, captured, tmp_path):
     """Bit for bit, where the optimizer was told how to step: statistics, learning rates, the optimizer's state too."""
     iterations = 40 if case in LONG else 3
-    stock, ours = (train(x, tmp_path, case, iterations) for x in (AdvantagesRunner, TritonRunner))
+    stock, ours = train_both(tmp_path, case, iterations)
     kind = "captured" if captured else "accelerated without a graph"
     assert ours.describe().startswith(f"updates are {kind}")
     compare(ours, stock, rtol=0, atol=0)
@@ -138,13 +143,11 @@ def test_settings_that_change_are_followed(change, tmp_path, monkeypatch):
     They are given numbers that are annealed.
     """
     allow_captures(monkeypatch)
-    agents = []
-    for runner_class in (AdvantagesRunner, TritonRunner):
-        agent = train(runner_class, tmp_path, "continuous" if change is set_others else "adaptive", 1)
+    agents = train_both(tmp_path, "continuous" if change is set_others else "adaptive")
+    for agent in agents:
         for i in range(4):
             change(agent, i)
             update(agent)
-        agents.append(agent)
     compare(*agents[::-1], rtol=0, atol=0)
     assert agents[1]._rl_triton.step.graphs.captures == 4
     agents[1].recapture()
@@ -162,16 +165,13 @@ def test_an_update_that_a_program_replaces_runs(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("captured")
 def test_an_interrupted_update_leaves_what_that_of_skrl_does(tmp_path):
     """Where a graph is captured, as the step begins; and training goes on."""
-    agents = []
-    for runner_class in (AdvantagesRunner, TritonRunner):
-        agent = train(runner_class, tmp_path, "continuous", 1)
+    stock, ours = train_both(tmp_path, "continuous")
+    for agent in (stock, ours):
         handle = agent.optimizer.register_step_pre_hook(interrupt)
         with pytest.raises(KeyboardInterrupt):
             update(agent)
         handle.remove()
         update(agent)
-        agents.append(agent)
-    stock, ours = agents
     ours.recapture()
     compare(ours, stock, rtol=0, atol=0)
     assert ours.optimizer.state_dict()["param_groups"] == stock.optimizer.state_dict()["param_groups"]
@@ -187,14 +187,12 @@ def update(agent, seed=3):
 
 @pytest.mark.usefixtures("captured")
 def test_an_observation_that_is_nan_is_an_error_at_the_same_minibatch(tmp_path):
-    errors, agents = [], []
-    for runner_class in (AdvantagesRunner, TritonRunner):
-        agent = train(runner_class, tmp_path, "discrete", 2)
+    errors, agents = [], train_both(tmp_path, "discrete", 2)
+    for agent in agents:
         agent.memory.get_tensor_by_name("observations")[3, 2] = torch.nan
         with pytest.raises(RuntimeError) as caught:
             update(agent)
         errors.append(str(caught.value))
-        agents.append(agent)
     assert errors[0] == errors[1] and "probability tensor" in errors[0]
     for x, y in zip(*(agent.policy.parameters() for agent in agents), strict=True):
         assert torch.equal(x, y)

@@ -5,19 +5,12 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
+import updates
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
-from updates import (
-    POLICY,
-    assert_same_updates,
-    build_learner,
-    draw_episodes,
-    flatten_metrics,
-    make_config,
-    update_learner,
-)
+from updates import POLICY, assert_same_updates, build_learner, draw_episodes, make_config, update_learner
 
 from rl_triton_adapters.rllib import enable_triton
 from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout
@@ -65,7 +58,7 @@ def test_modules_have_losses_and_coefficients_of_their_own():
         learner = build_learner(config)
         found = [Learner.update(learner, batch=MultiAgentBatch(batches, 99), timesteps={}) for _ in range(3)]
         weights = {(name, key): x for name, state in learner.module.get_state().items() for key, x in state.items()}
-        return [flatten_metrics(results) for results in found], weights, None
+        return [updates.flatten_metrics(results) for results in found], weights, None
 
     stock = update_both(config)
     assert stock[0][-1]["a", "mean_kl_loss"] > 0 == stock[0][-1]["b", "mean_kl_loss"]

@@ -26,19 +26,7 @@ from ray.rllib.examples.rl_modules.classes.random_rlm import RandomRLModule
 from recorded_graphs import allow_captures
 from small import assert_same_training, running_ray, small_ppo, train_algorithm
 from test_updates import OwnModule
-from updates import (
-    POLICY,
-    SPACES,
-    TOLERANCE,
-    assert_same_updates,
-    assert_updates_of_rllib,
-    build_learner,
-    describe_captures,
-    draw_episodes,
-    make_config,
-    own_loss,
-    update_learner,
-)
+from updates import POLICY, assert_same_updates, assert_updates_of_rllib, build_learner, make_config, update_learner
 
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton
 from rl_triton_adapters.rllib.learners import TritonLearner
@@ -65,12 +53,12 @@ def build_captured(config, device, monkeypatch):
 )
 def test_updates_are_those_of_rllib(space, options, device, monkeypatch):
     config = make_config(space, **options).learners(num_gpus_per_learner=int(device == "cuda"))
-    updates = 3 if device == "cpu" else 32  # of ten steps each
-    stock = update_learner(config, space, updates)
+    count = 3 if device == "cpu" else 32  # of ten steps each
+    stock = update_learner(config, space, count)
     learner = build_captured(config, device, monkeypatch)
     assert "; the fused loss of default_policy; " in learner.describe()
     tolerance = {} if device == "cpu" else {"rtol": 1e-2, "atol": 1e-3}
-    assert_same_updates(stock, update_learner(config, space, updates, learner=learner), **tolerance)
+    assert_same_updates(stock, update_learner(config, space, count, learner=learner), **tolerance)
     assert len(learner.triton_update.find_step().captured) == 1 and learner.triton_update.find_step().reason == ""
 
 
@@ -237,7 +225,7 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, monkeypat
     config, updated = make_config("categorical"), []
     config.torch_skip_nan_gradients = skip
     for learner in (build_learner(config), build_captured(config, "cpu", monkeypatch)):
-        episodes = draw_episodes("categorical")
+        episodes = updates.draw_episodes("categorical")
         episodes[0].rewards.data[3] = np.nan
         with caplog.at_level(logging.WARNING, logger="ray.rllib.rl_triton"):
             learner.update(episodes=episodes, minibatch_size=50, num_epochs=2)
@@ -263,7 +251,7 @@ def test_frozen_parameters_are_treated_as_rllib_does(captured, monkeypatch):
 
 def make_agents_config(modules, **options):
     """A config of a learner with these modules, by agents of the same names."""
-    spaces = {"observation_space": gym.spaces.Box(-np.inf, np.inf, (4,)), "action_space": SPACES["gaussian"]}
+    spaces = {"observation_space": gym.spaces.Box(-np.inf, np.inf, (4,)), "action_space": updates.SPACES["gaussian"]}
     model = {"model_config": DefaultModelConfig(fcnet_hiddens=[8]), "catalog_class": PPOCatalog}
     specs = {
         name: RLModuleSpec(module_class=kind, **spaces, **(model if kind is DefaultPPOTorchRLModule else {}))
@@ -274,7 +262,7 @@ def make_agents_config(modules, **options):
 
 
 def update_agents(learner, names, seed):
-    episodes = draw_episodes("gaussian", [29 + 7 * i for i in range(len(names))], seed=seed)
+    episodes = updates.draw_episodes("gaussian", [29 + 7 * i for i in range(len(names))], seed=seed)
     for episode, name in zip(episodes, names, strict=True):
         episode.agent_id = episode.module_id = name
         episode.multi_agent_episode_id = episode.id_
@@ -300,7 +288,7 @@ def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
 
 def assert_same_states(stock, ours, name):
     for want, got in zip(stock.module[name].parameters(), ours.module[name].parameters(), strict=True):
-        torch.testing.assert_close(got, want, **TOLERANCE)
+        torch.testing.assert_close(got, want, **updates.TOLERANCE)
     groups = [x.get_state()["optimizer"][f"{name}_default_optimizer"]["state"]["param_groups"] for x in (stock, ours)]
     assert groups[0] == groups[1]
 
@@ -434,7 +422,7 @@ OBSTACLES = {
     "those of RLlib: switched off": {"flags": {"rl_triton_update": False}},
     "those of RLlib: OwnUpdate has its own _update (": {"learner_class": OwnUpdate},
     "accelerated without a graph: Own has its own compute_loss_for_module (": {
-        "learner_class": own_loss(TritonPPOTorchLearner)
+        "learner_class": updates.own_loss(TritonPPOTorchLearner)
     },
     "accelerated without a graph: PPOTorchLearnerWithWeightRegularizerLoss has its own compute_loss_for_module (": {
         "learner_class": OwnLossOfRay,
@@ -458,9 +446,9 @@ def test_what_stands_against_it_is_said(reason, monkeypatch):
     assert f"; updates are {reason}" in learner.describe()
     stock_class = next(base for base in learner_class.__mro__ if not issubclass(base, TritonLearner))
     stock = build_learner(config.copy().learners(learner_class=stock_class, learner_config_dict=flags))
-    updates = [update_learner(config, "gaussian", 1, x) for x in (stock, learner)]
+    found = [update_learner(config, "gaussian", 1, x) for x in (stock, learner)]
     if "Own" not in reason:
-        assert_same_updates(*updates)
+        assert_same_updates(*found)
     assert learner.triton_update.find_step().captured == {}
 
 
@@ -506,7 +494,7 @@ def test_training_on_two_gpus_is_that_of_rllib(private_ray):
     configs = [small_ppo().learners(num_learners=2, num_gpus_per_learner=1) for _ in range(2)]
     with running_ray(num_cpus=4, num_gpus=2):
         stock = train_algorithm(configs[0])
-        ours = train_algorithm(enable_triton(configs[1]), describe_captures)
+        ours = train_algorithm(enable_triton(configs[1]), updates.describe_captures)
     assert_same_training(stock, ours)
     assert [x["reason"] for x in ours[2]] == ["", ""]
     assert all(0 < x["graphs"] <= AVERAGED for x in ours[2])

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
+import updates
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
@@ -19,20 +20,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
 from small import running_ray, small, train_algorithm
-from updates import (
-    CONFIGS,
-    KINDS,
-    POLICY,
-    WITH_VTRACE,
-    assert_same_updates,
-    assert_updates_of_rllib,
-    build_learner,
-    describe_captures,
-    draw_episodes,
-    make_config,
-    own_metrics,
-    update_learner,
-)
+from updates import KINDS, POLICY, WITH_VTRACE, assert_updates_of_rllib, build_learner, make_config, update_learner
 
 from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton
 
@@ -43,7 +31,7 @@ SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1
 def update_often(config, space, count, learner):
     """The metrics of each update, the last weights and a number, of batches of several sizes."""
     found = [update_learner(config, space, count, learner, lengths=lengths, spread=1.0) for lengths in LENGTHS]
-    return [metrics for updates, *_ in found for metrics in updates], *found[-1][1:]
+    return [metrics for each, *_ in found for metrics in each], *found[-1][1:]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +58,7 @@ def test_updates_are_those_of_rllib(name, space, options, device, monkeypatch):
 def test_a_learner_that_reads_metrics_finds_them(name, monkeypatch):
     """Where RLlib logs them: before the learner's own `after_gradient_based_update`."""
     allow_captures(monkeypatch)
-    kinds, update = map(own_metrics, KINDS[name]), update_often if name in WITH_VTRACE else update_learner
+    kinds, update = map(updates.own_metrics, KINDS[name]), update_often if name in WITH_VTRACE else update_learner
     learner = assert_updates_of_rllib(make_config("categorical", name), "categorical", kinds, update=update)
     assert learner.triton_update.find_step().captured
 
@@ -157,7 +145,7 @@ def test_columns_that_are_no_tensors(name, monkeypatch):
     weights = []
     for config in (make_config("categorical", name), enable_triton(make_config("categorical", name))):
         learner = build_learner(config)
-        episodes = draw_episodes("categorical")
+        episodes = updates.draw_episodes("categorical")
         batch = learner._learner_connector(rl_module=learner.module, batch={}, episodes=episodes, shared_data={})
         columns = dict(batch[POLICY])
         named = columns | {"infos": np.array([{}] * len(columns["rewards"]), dtype=object)}
@@ -166,7 +154,7 @@ def test_columns_that_are_no_tensors(name, monkeypatch):
             for x in (columns, named, columns):
                 Learner.update(learner, batch=MultiAgentBatch({POLICY: SampleBatch(dict(x))}, 99), timesteps={})
         weights.append(([], learner.module[POLICY].get_state(), None))
-    assert_same_updates(*weights)
+    updates.assert_same_updates(*weights)
     assert len(learner.triton_update.find_step().captured) == 1
 
 
@@ -176,7 +164,7 @@ def test_losses_outlast_the_next_update(device, monkeypatch):
     config = make_config("categorical", "IMPALA").learners(num_gpus_per_learner=int(device == "cuda"))
     learner, losses, numbers = build_learner(enable_triton(config)), [], []
     for seed in range(3):
-        given = {"rl_module": learner.module, "batch": {}, "episodes": draw_episodes("categorical", seed=seed)}
+        given = {"rl_module": learner.module, "batch": {}, "episodes": updates.draw_episodes("categorical", seed=seed)}
         columns = learner._learner_connector(**given, shared_data={})[POLICY]
         batch = {POLICY: {name: torch.as_tensor(x, device=device) for name, x in columns.items()}}
         losses.append(learner._update(batch)[1][POLICY])
@@ -213,11 +201,11 @@ def test_a_state_is_set_after_a_capture(monkeypatch):
 @pytest.mark.parametrize("name", WITH_VTRACE)
 def test_training_on_a_gpu_replays_graphs(name, num_learners, private_ray):
     """In the learner's thread, while others load batches onto the device and log."""
-    config = small(CONFIGS[name](), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
+    config = small(updates.CONFIGS[name](), train_batch_size_per_learner=200, lr=1e-3, num_learners=num_learners)
     config.learners(num_gpus_per_learner=1).env_runners(rollout_fragment_length=20)
     config.reporting(min_time_s_per_iteration=0, min_sample_timesteps_per_iteration=4_000)
     with running_ray(num_cpus=4, num_gpus=1):
-        results, weights, (learner,) = train_algorithm(enable_triton(config), describe_captures)
+        results, weights, (learner,) = train_algorithm(enable_triton(config), updates.describe_captures)
     assert learner["reason"] == "" and 0 < learner["graphs"] <= 32, learner
     assert results[-1]["__all_modules__"]["rl_triton"] == 1
     assert all(np.isfinite(x).all() for x in weights[POLICY].values())
@@ -229,7 +217,7 @@ def test_updates_are_compared_and_training_is_the_same(name, monkeypatch, capsys
     config = enable_triton(make_config("categorical", name))
     plain = update_learner(config, "categorical", 3)
     monkeypatch.setenv("RL_TRITON_CHECK", "2")
-    assert_same_updates(plain, update_learner(config, "categorical", 3), rtol=0, atol=0)
+    updates.assert_same_updates(plain, update_learner(config, "categorical", 3), rtol=0, atol=0)
     lines = re.findall(r"update (\d): parameters moved by (\S+) and differ by (\S+)", capsys.readouterr().out)
     assert [number for number, *_ in lines] == ["1", "2"]
     assert all(float(far) > 0 and float(off) < 1e-3 * float(far) for _, far, off in lines)

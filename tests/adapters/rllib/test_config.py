@@ -23,14 +23,8 @@ from ray.rllib.connectors.learner import GeneralAdvantageEstimation, general_adv
 from small import OFF, SMALL, flags_of_piece, small_impala, small_ppo, stopping, the_piece
 from updates import CONFIGS, KINDS, build_learner, make_config, update_learner
 
-from rl_triton_adapters.rllib import (
-    TritonGeneralAdvantageEstimation,
-    TritonPPOTorchLearner,
-    check,
-    check_learners,
-    check_ray,
-    enable_triton,
-)
+from rl_triton_adapters import rllib
+from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, TritonPPOTorchLearner, check_ray, enable_triton
 from rl_triton_core import BackendUnavailableError
 
 DEFAULTS = {
@@ -154,12 +148,12 @@ def test_the_check_is_one_of_the_callbacks_and_may_be_called(small_ray):
     with stopping(enable_triton(enable_triton(config)).build_algo()) as algorithm:
         assert called == [algorithm]
         assert len(config.callbacks_on_algorithm_init) == 2
-        check_learners(algorithm)
+        rllib.check_learners(algorithm)
     with (
         stopping(small_ppo().build_algo()) as stock,
         pytest.raises(RuntimeError, match="got PPOTorchLearner, .*class Mine.PPOTorchLearner, TritonPPO"),
     ):
-        check_learners(stock)
+        rllib.check_learners(stock)
 
 
 def test_the_line_that_the_error_suggests_works():
@@ -214,7 +208,7 @@ def test_other_numbers_of_rllib_are_an_error(module, name, what, monkeypatch):
 
 
 def test_other_flags_are_an_error(monkeypatch):
-    class Later(check.AddOneTsToEpisodesAndTruncate):
+    class Later(rllib.check.AddOneTsToEpisodesAndTruncate):
         def __call__(self, **kwargs):
             batch = super().__call__(**kwargs)
             for name in ("terminateds", "truncateds"):
@@ -222,7 +216,7 @@ def test_other_flags_are_an_error(monkeypatch):
                     flags.insert(0, flags.pop())
             return batch
 
-    monkeypatch.setattr(check, "AddOneTsToEpisodesAndTruncate", Later)
+    monkeypatch.setattr(rllib.check, "AddOneTsToEpisodesAndTruncate", Later)
     with pytest.raises(RuntimeError, match="has other flags than"):
         check_ray()
 

@@ -17,14 +17,8 @@ from ray.tune.registry import get_trainable_cls, register_trainable
 from small import OFF, small_ppo, stopping, train_algorithm
 from updates import KINDS, build_learner, make_config
 
-from rl_triton_adapters.rllib import (
-    TritonGeneralAdvantageEstimation,
-    TritonPPO,
-    TritonPPOTorchLearner,
-    check,
-    enable_triton,
-    vtrace,
-)
+from rl_triton_adapters import rllib
+from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, TritonPPO, TritonPPOTorchLearner, enable_triton
 from rl_triton_adapters.rllib.algorithms import FlaggedPPO, add_names
 
 SMALL = {"env": "CartPole-v1", "num_env_runners": 0, "num_learners": 0, "_model_config": {"fcnet_hiddens": [16]}}
@@ -112,8 +106,8 @@ def test_ppo_switched_off_is_stock(small_ray, switched_off):
 def test_vtrace_switched_off_is_rllibs(switched_off):
     learner = build_learner(enable_triton(make_config("categorical", "IMPALA")))
     assert not learner.uses_triton and "computes V-Trace with RLlib" in learner.describe()
-    arguments = {**check.PER_STEP, "bootstrap_values": torch.tensor([7.0])}
-    for got, want in zip(vtrace(**arguments, backend="cpu"), vtrace_torch(**arguments), strict=True):
+    arguments = {**rllib.check.PER_STEP, "bootstrap_values": torch.tensor([7.0])}
+    for got, want in zip(rllib.vtrace(**arguments, backend="cpu"), vtrace_torch(**arguments), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 

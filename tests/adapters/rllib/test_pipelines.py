@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
+import updates
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.connector_v2 import ConnectorV2
@@ -21,17 +22,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from recorded_graphs import allow_captures
 from small import small_ppo, stopping
-from updates import (
-    KINDS,
-    POLICY,
-    assert_same_updates,
-    assert_updates_of_rllib,
-    build_learner,
-    draw_episodes,
-    make_config,
-    own_loss,
-    update_learner,
-)
+from updates import KINDS, assert_same_updates, assert_updates_of_rllib, build_learner, draw_episodes, make_config
 
 from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, TritonPPOTorchLearner, enable_triton
 
@@ -143,7 +134,7 @@ def test_a_changed_pipeline_is_that_of_rllib(name):
     mine = change_pipeline(name, PPOTorchLearner, TritonPPOTorchLearner)
     ours = build_learner(enable_triton(config.copy().learners(learner_class=mine)))
     assert list_pieces(ours) == list_pieces(stock)
-    assert_same_updates(*(update_learner(config, "categorical", learner=learner) for learner in (stock, ours)))
+    assert_same_updates(*(updates.update_learner(config, "categorical", learner=x) for x in (stock, ours)))
     assert list_pieces(ours) == list_pieces(stock)
     assert "; the fused loss of default_policy; " in ours.describe()
     is_own = name in OWN
@@ -157,7 +148,9 @@ def test_a_pipeline_that_is_changed_while_training_is_that_of_rllib():
     for name in ("nothing", "before, by class", "removed by name"):
         for learner in (stock, ours):
             CHANGES[name](learner)
-        assert_same_updates(*(update_learner(config, "categorical", learner=learner) for learner in (stock, ours)))
+        assert_same_updates(
+            *(updates.update_learner(config, "categorical", learner=learner) for learner in (stock, ours))
+        )
         assert list_pieces(ours) == list_pieces(stock)
 
 
@@ -220,7 +213,7 @@ def set_coefficients(learner_class, value):
     class Theirs(learner_class):
         def build(self):
             super().build()
-            self.entropy_coeff_schedulers_per_module[POLICY] = Constant()
+            self.entropy_coeff_schedulers_per_module[updates.POLICY] = Constant()
 
         def _update_module_kl_coeff(self, *, module_id, **kwargs):
             self.curr_kl_coeffs_per_module[module_id] = value
@@ -256,7 +249,7 @@ def test_gradients_are_applied_as_a_mixed_class_does(name, in_front, monkeypatch
 
 
 @pytest.mark.parametrize("in_front", [False, True])
-@pytest.mark.parametrize("theirs", [own_loss(PPOTorchLearner), PPOTorchLearnerWithWeightRegularizerLoss])
+@pytest.mark.parametrize("theirs", [updates.own_loss(PPOTorchLearner), PPOTorchLearnerWithWeightRegularizerLoss])
 def test_a_loss_of_a_mixed_class_is_computed(theirs, in_front):
     """Wherever it stands, and be it one of RLlib's examples."""
     config = make_config("gaussian").learners(learner_config_dict={"regularizer_coeff": 0.1})

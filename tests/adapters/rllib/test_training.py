@@ -5,6 +5,7 @@ import pytest
 
 pytest.importorskip("ray.rllib")
 
+import small
 from compilations import count_compilations
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.impala import IMPALAConfig
@@ -12,19 +13,7 @@ from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModuleSpec
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
-from small import (
-    LOSSES,
-    OFF,
-    SMALL,
-    assert_same_training,
-    flags_of_vtrace,
-    name_of_piece,
-    of_learners,
-    small_impala,
-    small_ppo,
-    stopping,
-    train_algorithm,
-)
+from small import SMALL, assert_same_training, flags_of_vtrace, name_of_piece, small_impala, small_ppo, train_algorithm
 
 from rl_triton_adapters.rllib import enable_triton
 
@@ -66,7 +55,7 @@ def read_metric(results):
 
 @pytest.mark.parametrize("small_config", SMALL.values(), ids=SMALL)
 def test_a_metric_says_that_it_is_off(small_config, small_ray):
-    results, _ = train_algorithm(enable_triton(small_config()).learners(learner_config_dict=OFF))
+    results, _ = train_algorithm(enable_triton(small_config()).learners(learner_config_dict=small.OFF))
     assert read_metric(results) == {0.0}
 
 
@@ -89,15 +78,15 @@ def test_vtrace_training_is_that_of_rllib(make, small_ray):
     stock, ours = train_algorithm(make()), train_algorithm(enable_triton(make()), flags_of_vtrace)
     assert ours[2] == [{"backend": None}] and read_metric(ours[0]) == {1.0}
     impala = ("total_loss", "mean_pi_loss", "mean_vf_loss", "entropy")
-    assert_same_training(stock, ours, names=LOSSES if isinstance(make(), APPOConfig) else impala)
+    assert_same_training(stock, ours, names=small.LOSSES if isinstance(make(), APPOConfig) else impala)
 
 
 @pytest.mark.parametrize(("config_class", "num_learners"), [(IMPALAConfig, 2), (APPOConfig, 1)])
 def test_vtrace_training_runs(config_class, num_learners, small_ray):
     """Where RLlib's own runs differ from each other."""
     config = enable_triton(small_impala(config_class, num_learners=num_learners), backend="cpu")
-    with stopping(config.build_algo()) as algorithm:
-        assert of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * num_learners
+    with small.stopping(config.build_algo()) as algorithm:
+        assert small.of_learners(algorithm, flags_of_vtrace) == [{"backend": "cpu"}] * num_learners
         before = algorithm.learner_group.get_weights()["default_policy"]
         for _ in range(2):
             algorithm.train()
@@ -110,7 +99,7 @@ def test_vtrace_training_runs(config_class, num_learners, small_ray):
 def test_results_of_iterations_without_an_update_have_no_metric(config_class, small_ray):
     """RLlib would call it NaN, as it does its own."""
     config = small_impala(config_class).reporting(min_sample_timesteps_per_iteration=0)
-    with stopping(enable_triton(config.training(train_batch_size_per_learner=100)).build_algo()) as algorithm:
+    with small.stopping(enable_triton(config.training(train_batch_size_per_learner=100)).build_algo()) as algorithm:
         results = [algorithm.train().get("learners", {}) for _ in range(12)]
     assert {result.get("__all_modules__", {}).get("rl_triton") for result in results} == {None, 1.0}
     assert any("rl_triton" not in result.get("__all_modules__", {"rl_triton": 1}) for result in results)

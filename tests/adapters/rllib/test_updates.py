@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import ray
+import updates
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
@@ -21,21 +22,7 @@ from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
 from recorded_graphs import allow_captures
-from updates import (
-    POLICY,
-    SPACES,
-    TOLERANCE,
-    OwnGaussian,
-    assert_same_updates,
-    assert_updates_of_rllib,
-    build_learner,
-    count_calls,
-    flatten_metrics,
-    make_config,
-    own_loss,
-    own_metrics,
-    update_learner,
-)
+from updates import POLICY, SPACES, OwnGaussian, build_learner, make_config, own_loss, own_metrics, update_learner
 
 from rl_triton_adapters.common import overrides
 from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_fused
@@ -49,9 +36,9 @@ def test_an_update_has_a_flag(on, monkeypatch):
     config = make_config("categorical")
     stock = update_learner(config, "categorical")
     learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
-    slices = count_calls(monkeypatch, BatchCycle, "draw_minibatch")
-    losses = count_calls(monkeypatch, loss, "ppo_loss")
-    assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
+    slices = updates.count_calls(monkeypatch, BatchCycle, "draw_minibatch")
+    losses = updates.count_calls(monkeypatch, loss, "ppo_loss")
+    updates.assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
     assert bool(slices) == bool(losses) == learner.describe().endswith("updates are compiled") == on
 
 
@@ -62,7 +49,7 @@ class OwnModule(DefaultPPOTorchRLModule):
 
 def test_another_distribution_has_the_loss_of_rllib():
     config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
-    assert_updates_of_rllib(config, "gaussian", says="; RLlib's loss of default_policy (OwnGaussian); ")
+    updates.assert_updates_of_rllib(config, "gaussian", says="; RLlib's loss of default_policy (OwnGaussian); ")
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -88,7 +75,7 @@ def test_a_distribution_that_is_changed_after_an_update_counts(change, captured,
             change(learner.module[POLICY], patch)
             found.append(update_learner(config, "gaussian", 2, learner))
             assert chosen is config or "; RLlib's loss of default_policy (" in learner.describe()
-    assert_same_updates(*found)
+    updates.assert_same_updates(*found)
 
 
 def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update():
@@ -112,13 +99,13 @@ def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update(
 def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():
     """Rows of a stateful module are padded: minibatches have different numbers of steps, and their mean is logged."""
     model = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=7)
-    assert_updates_of_rllib(make_config("gaussian", model=model), "gaussian")
+    updates.assert_updates_of_rllib(make_config("gaussian", model=model), "gaussian")
 
 
 @pytest.mark.parametrize("make_own", [own_loss, own_metrics])
 def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
     kinds = make_own(PPOTorchLearner), make_own(TritonPPOTorchLearner)
-    learner = assert_updates_of_rllib(make_config("gaussian"), "gaussian", kinds)
+    learner = updates.assert_updates_of_rllib(make_config("gaussian"), "gaussian", kinds)
     own = r"Own has its own compute_loss_for_module \(.*\), which may call " if make_own is own_loss else ""
     assert re.search(f"; {own}the fused loss of default_policy; ", learner.describe())
 
@@ -143,7 +130,7 @@ def test_a_minibatch_of_padding_alone_has_the_metrics_of_rllib():
         batches = {POLICY: SampleBatch(batch)}
         losses = learner.compute_losses(fwd_out=learner.module.forward_train(batches), batch=batches)
         learner.after_gradient_based_update(timesteps={"num_env_steps_sampled_lifetime": 0})
-        logged.append(flatten_metrics(learner.metrics.stats))
+        logged.append(updates.flatten_metrics(learner.metrics.stats))
     assert {name: np.isnan(x) for name, x in logged[0].items()} == {
         name: np.isnan(logged[1][name]) for name in logged[0]
     }
@@ -236,7 +223,7 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip):
             learner.apply_gradients(gradients)
         states.append(learner.module[POLICY].get_state())
     for name, weight in states[0].items():
-        np.testing.assert_allclose(states[1][name], weight, **TOLERANCE, err_msg=name)
+        np.testing.assert_allclose(states[1][name], weight, **updates.TOLERANCE, err_msg=name)
 
 
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])

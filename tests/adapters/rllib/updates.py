@@ -15,12 +15,8 @@ from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 
-from rl_triton_adapters.rllib import (
-    TritonAPPOTorchLearner,
-    TritonIMPALATorchLearner,
-    TritonPPOTorchLearner,
-    enable_triton,
-)
+from rl_triton_adapters import rllib
+from rl_triton_adapters.rllib import TritonAPPOTorchLearner, TritonIMPALATorchLearner, TritonPPOTorchLearner
 
 POLICY = "default_policy"
 SPACES = {
@@ -129,7 +125,7 @@ def assert_updates_of_rllib(config, space, kinds=(), says="", count=2, update=up
     configs = [config.copy(copy_frozen=False) for _ in range(2)]
     for chosen, kind in zip(configs, kinds, strict=False):
         chosen.learners(learner_class=kind)
-    stock, ours = build_learner(configs[0]), build_learner(enable_triton(configs[1]))
+    stock, ours = build_learner(configs[0]), build_learner(rllib.enable_triton(configs[1]))
     assert says in ours.describe()
     assert_same_updates(*(update(config, space, count, x) for x in (stock, ours)), **tolerance)
     return ours

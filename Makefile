@@ -1,13 +1,14 @@
 # Every verb makes its environment first, once: .venv, remade when pyproject.toml or constraints.txt change.
 # test-rllib and test-frameworks have their own. PYTHON names the interpreter (3.10 or newer) to make
 # them from, VENV, VENV_RLLIB and VENV_FRAMEWORKS where they go, JOBS the processes that check and test.
-# MUTANTS=--tested says that the tests have just passed.
+# BACKENDS names those whose code is broken on purpose, and MUTANTS=--tested says that the tests have just passed.
 
 PYTHON ?= python3
 VENV ?= .venv
 VENV_RLLIB ?= .venv-rllib
 VENV_FRAMEWORKS ?= .venv-frameworks
 JOBS ?= 2
+BACKENDS ?= reference cpu
 DEMO_OUTPUT ?= build/demo
 GPU_OUTPUT ?= build/gpu
 CASES ?= 10000
@@ -107,9 +108,10 @@ sanitize-%: $(READY)
 	@mkdir -p $(GPU_OUTPUT)
 	$(SANITIZE) --tool $* --error-exitcode 99 --target-processes all $(PY) -m pytest -q -p no:cacheprovider -k "$(SANITIZED)" $(SANITIZED_FILES) > $(GPU_OUTPUT)/sanitize_$*.log 2>&1
 
-mutants: $(READY) ## Break the code on purpose; the tests must notice every time
-	$(COMPILED) $(PY) scripts/mutants.py reference --jobs $(JOBS) $(MUTANTS)
-	$(COMPILED) $(PY) scripts/mutants.py cpu --jobs $(JOBS) $(MUTANTS)
+mutants: $(addprefix mutants-,$(BACKENDS)) ## Break the code on purpose; the tests must notice every time
+
+mutants-%: $(READY)
+	$(COMPILED) $(PY) scripts/mutants.py $* --jobs $(JOBS) $(MUTANTS)
 
 format: $(READY) ## Mend style and formatting
 	$(PY) -m ruff check --fix .

@@ -58,9 +58,7 @@ SETTINGS = {
         for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED, *OTHERS, *TUNED)
         if importlib.util.find_spec("mujoco") or not setting.env.startswith(("HalfCheetah", "Hopper"))
     ),
-    "quick": tuple(
-        Setting(2, 8, 8, 1, 2, env=env) for env in ("CartPole-v1", DRAWN, *(setting.env for setting in OTHERS))
-    ),
+    "quick": tuple(Setting(2, 8, 8, 1, 2, env=env) for env in ("CartPole-v1", DRAWN, *(x.env for x in OTHERS))),
 }
 PIXELS, FRAMES = 84, 4
 

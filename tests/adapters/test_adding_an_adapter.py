@@ -10,8 +10,7 @@ from toyrl_adapter import TritonAgent
 
 
 def assert_same(ours, stock):
-    for x, y in zip(list_tensors(ours), list_tensors(stock), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close([*list_tensors(ours)], [*list_tensors(stock)], rtol=1e-4, atol=1e-6)
     assert ours.losses == pytest.approx(stock.losses, rel=1e-4, abs=1e-6)
 
 

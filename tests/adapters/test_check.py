@@ -33,8 +33,7 @@ def test_updates_are_compared_and_training_is_the_same(kind, monkeypatch, capsys
     assert [line[:2] for line in lines] == [(kind.__name__, "1"), (kind.__name__, "2")]
     assert all(float(far) > 0 and float(off) < 1e-3 * float(far) for *_, far, off in lines)
     assert checked._n_updates == plain._n_updates and checked.logger.name_to_value == plain.logger.name_to_value
-    for x, y in zip(checked.policy.parameters(), plain.policy.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    torch.testing.assert_close([*checked.policy.parameters()], [*plain.policy.parameters()], rtol=0, atol=0)
 
 
 def test_another_update_is_seen(monkeypatch, capsys):

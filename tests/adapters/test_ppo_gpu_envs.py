@@ -96,8 +96,7 @@ def test_both_arms_give_the_same_advantages():
     assert rollout.terminated.any() and rollout.truncated.any()
     want = example.compute_stock_advantages(rollout, next_value, args)
     got = example.compute_triton_advantages(rollout, next_value, args)
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close([*got], [*want], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
@@ -107,8 +106,7 @@ def test_both_arms_train_the_same_agent(env, tmp_path):
         options = ["--advantages", advantages, "--env", env, "--quiet", "--log-dir", str(tmp_path)]
         sizes = ["--total-timesteps", "2048", "--num-envs", "16", "--num-steps", "32", "--update-epochs", "2"]
         agents.append(example.train_agent(example.parse_arguments(options + sizes)))
-    for x, y in zip(*(agent.parameters() for agent in agents), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*map(list, (agent.parameters() for agent in agents)), rtol=1e-4, atol=1e-5)
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -119,8 +117,7 @@ def test_compiled_training_equals_eager_training(env):
         sizes = ["--num-envs", "8", "--num-steps", "8", "--update-epochs", "2", "--num-minibatches", "3"]
         trainings.append(example.Training(example.parse_arguments([*sizes, "--env", env, "--update", update])))
         trainings[-1].run_iteration(1e-3)
-    for x, y in zip(*(x.agent.parameters() for x in trainings), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(*map(list, (x.agent.parameters() for x in trainings)), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
@@ -140,8 +137,7 @@ def test_captured_training_equals_eager_training(env, device, monkeypatch):
         assert captured.collect.graphs.replays == 5 and captured.update.graphs.replays == 5 * 2 * 3
     atol = 1e-5 if device == "cpu" else 1e-4
     torch.testing.assert_close(captured.data["obs"], eager.data["obs"], rtol=1e-4, atol=atol)
-    for got, want in zip(captured.agent.parameters(), eager.agent.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([*captured.agent.parameters()], [*eager.agent.parameters()], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.gpu

@@ -99,9 +99,7 @@ def test_with_zeros_of_both_signs_values_agree_and_only_the_sign_of_a_zero_may_n
 
     rollout = random_rollout(97, 31, done_probability=0.4)
     rollout |= {"rewards": pick(97, 31), "values": pick(97, 31), "last_values": torch.from_numpy(pick(31, 1))}
-    expected, actual = (
-        compute_buffer(buffer_class, BOX, rollout) for buffer_class in (RolloutBuffer, TritonRolloutBuffer)
-    )
+    expected, actual = (compute_buffer(x, BOX, rollout) for x in (RolloutBuffer, TritonRolloutBuffer))
     assert np.array_equal(actual.advantages, expected.advantages)
     assert np.array_equal(actual.returns, expected.returns)
 

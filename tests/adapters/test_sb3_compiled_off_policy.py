@@ -125,8 +125,8 @@ def test_callbacks_may_change_anything(kind):
 @pytest.mark.parametrize("kind", [TritonDQN, TritonTD3])
 def test_nan_goes_where_it_goes_in_stock(kind):
     ours, stock = train_both(kind, 120, lambda model: setattr(model.replay_buffer, "rewards", NotANumber(500)))
-    for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5, equal_nan=True)
+    got, want = ([*x.policy.parameters()] for x in (ours, stock))
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5, equal_nan=True)
     assert any(x.isnan().any() for x in ours.policy.parameters())
 
 
@@ -150,8 +150,7 @@ def test_a_gaussian_refuses_nan_at_the_same_step(monkeypatch):
             models[-1].learn(200, callback=At(lambda model: model.replay_buffer.observations[40].fill(np.nan), 60))
         states.append(torch.get_rng_state())
     assert models[0].num_timesteps == models[1].num_timesteps and torch.equal(*states)
-    for x, y in zip(*(model.policy.parameters() for model in models), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(*map(list, (model.policy.parameters() for model in models)), rtol=1e-4, atol=1e-5)
 
 
 def own_forward(module):

@@ -276,9 +276,7 @@ def fix_coefficient(model):
     model.ent_coef_optimizer, model.ent_coef_tensor = None, torch.tensor(0.01)
 
 
-FOLLOWED = [
-    (kind, change) for change in (replace_target, change_settings) for kind in (TritonSAC, TritonTD3, TritonDQN)
-]
+FOLLOWED = [(x, change) for change in (replace_target, change_settings) for x in (TritonSAC, TritonTD3, TritonDQN)]
 FOLLOWED += [(TritonSAC, change_coefficient), *((x, fix_coefficient) for x in (TritonSAC, TritonTQC, TritonCrossQ))]
 
 
@@ -463,8 +461,7 @@ def test_an_observation_that_is_nan_is_an_error_at_the_same_step(starts, monkeyp
             model.learn(300)
         errors.append((model.num_timesteps, str(caught.value)[:60]))
     assert errors[0] == errors[1] and (errors[0][0] > 200) == (starts == 200)
-    for x, y in zip(*(model.actor.parameters() for model in models), strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=2e-5)
+    torch.testing.assert_close(*map(list, (model.actor.parameters() for model in models)), rtol=0, atol=2e-5)
 
 
 OF_THE_PROCESS = {"scale": 1.0}

@@ -725,8 +725,7 @@ def test_a_compiled_update_is_that_of_torchrls_loss(head):
         sum(x for name, x in loss(samples[chosen]).items() if name.startswith("loss_")).backward()
         nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
         optimizer.step()
-    for got, want in zip(nn.ModuleList(trained).parameters(), loss.parameters(), strict=True):
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close([*nn.ModuleList(trained).parameters()], [*loss.parameters()], rtol=1e-4, atol=1e-5)
 
 
 def make_perceptron(outputs):

@@ -51,9 +51,7 @@ def test_the_check_of_a_name_and_of_a_device():
     with pytest.raises(ValueError, match="backend: got 'nope', expected one of triton, cpu, reference, or None"):
         ours.check_backend("nope")
     ours.check_backend("cpu")
-    with pytest.raises(
-        ours.BackendUnavailableError, match="backend: got 'cpu', which is not available: it runs on CPU"
-    ):
+    with pytest.raises(ours.BackendUnavailableError, match="backend: got 'cpu', which is not available: it runs on"):
         ours.check_backend("cpu", "cuda")
 
 

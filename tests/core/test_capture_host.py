@@ -199,9 +199,7 @@ def test_draws_of_pytorch_on_the_host(draw, thread, monkeypatch, request):
 
 
 @pytest.mark.parametrize("device", ["meta", GPU])
-@pytest.mark.parametrize(
-    ("name", "when"), [("of torch", [1, 2, 3, 4, 5, 6]), ("Generator", [4, 6]), ("Random", [4, 6])]
-)
+@pytest.mark.parametrize("name, when", [("of torch", [1, 2, 3, 4, 5, 6]), ("Generator", [4, 6]), ("Random", [4, 6])])
 def test_draws_of_other_threads_are_not_the_step_s(name, when, device, monkeypatch, other_thread):
     """Its warm-ups do not take them back; PyTorch's may be drawn in each of them."""
     draw = DRAWS.get(name, lambda part: torch.rand((), generator=part.torch).item())

@@ -106,8 +106,7 @@ def test_terms_and_clips_are_those_of_pytorch(head, is_wide, mode):
     for name, want in seen.items():
         got = epoch[:, STATISTICS.index(name)]
         torch.testing.assert_close(got, torch.tensor(want).double(), rtol=2e-3, atol=2e-5, msg=lambda x, n=name: n + x)
-    for x, y in zip(compiled.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-5)
+    torch.testing.assert_close([*compiled.parameters()], [*plain.parameters()], rtol=2e-3, atol=2e-5)
 
 
 @pytest.mark.parametrize(("field", "name"), [("returns", "value_coef"), ("old_outputs", "kl_coef")])
@@ -147,8 +146,7 @@ def test_gradients_that_are_not_finite_are_replaced(field, mode):
             x.mul_((0.5 / (total if mode == "global_norm" else norm)).clamp(max=1))
         x.nan_to_num_()
     optimizers[1].step()
-    for x, y in zip(compiled.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=2e-3, atol=2e-5)
+    torch.testing.assert_close([*compiled.parameters()], [*plain.parameters()], rtol=2e-3, atol=2e-5)
 
 
 def test_what_is_asked_for_is_checked():

@@ -424,8 +424,7 @@ def test_an_update_of_another_kind_has_tables_of_its_own():
         rollout, orders = make_rollout(nvec=nvec), draw_orders(NUM_SAMPLES, 2)
         agent.compiled(optimizer).run(rollout, orders, 16, **PPO)
         update_slowly(*others, rollout, orders, 16, **PPO)
-    for x, y in zip(agent.parameters(), others[0].parameters(), strict=True):
-        torch.testing.assert_close(x, y, rtol=2e-4, atol=2e-5)
+    torch.testing.assert_close([*agent.parameters()], [*others[0].parameters()], rtol=2e-4, atol=2e-5)
 
 
 def test_gradients_that_others_keep_stay():

@@ -141,9 +141,7 @@ def test_equations_see_no_inputs_of_another_episode(mask_mode, time_dim):
     flags = {"terminated": terminated, "truncated": truncated} | ({"mask": mask} if mask_mode else {})
     options = {"wanted": (True,) * 3, "gamma": 0.5, "mask_mode": mask_mode or "skip", "bootstrap_values": 0.0, **flags}
     if time_dim == -1:
-        given, options = (
-            {k: x.T if isinstance(x, torch.Tensor) else x for k, x in y.items()} for y in (given, options)
-        )
+        given, options = ({k: x.T if torch.is_tensor(x) else x for k, x in y.items()} for y in (given, options))
     inputs = {"values": given["values"], "rewards": given["rewards"]}
     layout = check_layout("values", inputs["values"], time_dim)
     got, want = (solve(LOOKAHEAD, inputs, layout, **options, backend=name) for name in ("cpu", "reference"))

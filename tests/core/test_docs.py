@@ -106,9 +106,7 @@ def test_named_files_are_there(name):
 
 def find_anchors(path):
     titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return [
-        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title.lower())).replace(" ", "-") for title in titles
-    ]
+    return [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", x.lower())).replace(" ", "-") for x in titles]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -138,9 +136,7 @@ def test_the_table_of_estimators_has_every_argument(name):
     titles = re.findall("^## (.*)$", text.lower(), re.MULTILINE)
     assert section in [title.replace(",", "").replace(" ", "-") for title in titles]
     written = [x.partition("=") for x in re.findall(r"`(.*?)`", row)]
-    found = {
-        name: ast.literal_eval(default) if equals else inspect.Parameter.empty for name, equals, default in written
-    }
+    found = {name: ast.literal_eval(default) if sign else inspect.Parameter.empty for name, sign, default in written}
     signature = inspect.signature(getattr(rl_triton_core, name))
     defaults = {key: parameter.default for key, parameter in signature.parameters.items()}
     assert found | ALIKE == defaults
@@ -222,6 +218,4 @@ MODULES_BY_NAME = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for path in (ROOT / "rl_triton_core").rglob("*.py")
 }
-MODULE_IMPORTS = {
-    name: find_imports(path) for name, path in MODULES_BY_NAME.items() if name != "rl_triton_core._internal"
-}
+MODULE_IMPORTS = {x: find_imports(path) for x, path in MODULES_BY_NAME.items() if x != "rl_triton_core._internal"}

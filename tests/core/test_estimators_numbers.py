@@ -25,8 +25,7 @@ def make_numbers(estimator, step=0):
 
 
 def assert_equal(got, want):
-    for x, y in zip(got, want, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    torch.testing.assert_close([*got], [*want], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
@@ -90,9 +89,7 @@ def test_one_compilation_serves_all_values(target, estimator, differentiated):
     assert results[0].requires_grad == differentiated
 
 
-@pytest.mark.parametrize(
-    ("value", "message"), [(-0.5, "finite and >= 0"), (torch.inf, "finite"), (torch.nan, "finite")]
-)
+@pytest.mark.parametrize("value, message", [(-0.5, "finite and >= 0"), (torch.inf, "finite"), (torch.nan, "finite")])
 def test_what_is_out_of_range_when_compiled(value, message):
     torch._dynamo.reset()
     rewards, values = torch.ones(2, 3, 5)

@@ -173,14 +173,8 @@ def test_prefix_sums_hand_their_state_on(target, mask_mode):
         parts = [list(split_sequences(case, part))[i] for case, part in zip(pieces_of, lengths, strict=True)]
         whole = {name: np.concatenate([p[name] for p in parts], axis=1) for name in ("x", "dones", "mask")}
         exact, (value, done) = parts[0].replace(**whole).expected()
-        got = torch.cat(
-            [
-                x[low:high]
-                for x, (low, high) in zip(
-                    pieces, ((find_edges(p)[i], find_edges(p)[i + 1]) for p in lengths), strict=True
-                )
-            ]
-        )
+        edges = [find_edges(part)[i : i + 2] for part in lengths]
+        got = torch.cat([x[low:high] for x, (low, high) in zip(pieces, edges, strict=True)])
         assert_close(got, exact[0])
         assert_close(state.value[i].cpu(), value[0])
         assert state.done[i].item() == done[0]

@@ -318,9 +318,7 @@ def test_segments_keep_the_multiprocessors_of_the_gpu_at_hand_busy(monkeypatch):
     row, current = Launch(1, 32, 4, 1), iter((0, 1))
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: next(current))
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda i: SimpleNamespace(multi_processor_count=numbers[i])
-    )
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda i: SimpleNamespace(multi_processor_count=numbers[i]))
     launches.count_multiprocessors.cache_clear()
     try:
         assert [count_segments(132 * 8 * row.steps, 16, row) for _ in numbers] == [132, 66]

@@ -54,9 +54,7 @@ def test_the_error_is_relative_to_the_norm():
     expected = np.array([[3.0, 4.0]])
     assert relative_error(torch.tensor([[3.0, 4.5]]), expected) == pytest.approx(0.1)
     assert_close(torch.tensor([[3.0, 4.5]]), expected, rtol=0.101)
-    with pytest.raises(
-        AssertionError, match=r"adv: relative error 1\.000e-01.*worst cell \(0, 1\): got 4\.5, expected 4"
-    ):
+    with pytest.raises(AssertionError, match=r"adv: relative error 1\.000e-01.*cell \(0, 1\): got 4\.5, expected 4"):
         assert_close(torch.tensor([[3.0, 4.5]]), expected, rtol=0.099, name="adv")
 
 

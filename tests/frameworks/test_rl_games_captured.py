@@ -302,8 +302,7 @@ def test_an_observation_that_is_nan_is_an_error_before_that_step(tmp_path, monke
             train(agent, seed=2)
         errors.append(str(caught.value)[:60])
     assert errors[0] == errors[1]
-    for x, y in zip(*(agent.model.parameters() for agent in agents), strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-4, atol=2e-6)
+    torch.testing.assert_close(*map(list, (agent.model.parameters() for agent in agents)), rtol=1e-4, atol=2e-6)
 
 
 class Own(A2CAgent):

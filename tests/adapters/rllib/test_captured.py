@@ -287,8 +287,7 @@ def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
 
 
 def assert_same_states(stock, ours, name):
-    for want, got in zip(stock.module[name].parameters(), ours.module[name].parameters(), strict=True):
-        torch.testing.assert_close(got, want, **updates.TOLERANCE)
+    torch.testing.assert_close(*([*x.module[name].parameters()] for x in (ours, stock)), **updates.TOLERANCE)
     groups = [x.get_state()["optimizer"][f"{name}_default_optimizer"]["state"]["param_groups"] for x in (stock, ours)]
     assert groups[0] == groups[1]
 
@@ -315,9 +314,7 @@ def test_checkpoints_are_those_of_rllib(monkeypatch):
     for learner in learners.values():
         update_learner(config, "gaussian", 1, learner)
     states = {name: learner.get_state() for name, learner in learners.items()}
-    groups = [
-        state["optimizer"]["default_policy_default_optimizer"]["state"]["param_groups"] for state in states.values()
-    ]
+    groups = [x["optimizer"]["default_policy_default_optimizer"]["state"]["param_groups"] for x in states.values()]
     assert groups[0] == groups[1]
     for name, state in states.items():
         learners["ours" if name == "stock" else "stock"].set_state({**state, "weights_seq_no": 9})

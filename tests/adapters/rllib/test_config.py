@@ -103,9 +103,7 @@ def test_a_flag_that_is_none_is_refused_whenever_it_is_set(small_config, flag, e
 
 
 @pytest.mark.parametrize(("flag", "who"), [(True, "rl_triton_core, backend reference"), (False, "RLlib")])
-@pytest.mark.parametrize(
-    ("name", "what"), [("PPO", "PPOTorchLearner computes advantages"), ("IMPALA", "computes V-Trace")]
-)
+@pytest.mark.parametrize("name, what", [("PPO", "PPOTorchLearner computes advantages"), ("IMPALA", "computes V-Trace")])
 def test_a_learner_says_in_one_line_what_it_computes_with(name, what, flag, who, caplog):
     """Before its first update, since a class of the user's may change it after ours has built it."""
     config = enable_triton(make_config("categorical", name), backend="reference")

@@ -148,9 +148,7 @@ def test_a_pipeline_that_is_changed_while_training_is_that_of_rllib():
     for name in ("nothing", "before, by class", "removed by name"):
         for learner in (stock, ours):
             CHANGES[name](learner)
-        assert_same_updates(
-            *(updates.update_learner(config, "categorical", learner=learner) for learner in (stock, ours))
-        )
+        assert_same_updates(*(updates.update_learner(config, "categorical", learner=x) for x in (stock, ours)))
         assert list_pieces(ours) == list_pieces(stock)
 
 

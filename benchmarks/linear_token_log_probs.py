@@ -1,13 +1,15 @@
 """Log-probabilities and entropies of tokens from hidden states, and gradients by these and the last layer's weight.
 
 *Bound* makes the logits, and the products of the layer and its gradients alone. *Eager* computes in float32 what the
-others do; *in place* is the layer with `token_log_probs` in the memory of the logits. Peaks are beyond the inputs.
+others do; *in place* is the layer with `token_log_probs` in the memory of the logits. *GRPO* is `linear_grpo_loss` with
+entropies, beside Liger's fused linear loss, which has none. Peaks are beyond the inputs.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -16,8 +18,8 @@ from torch.nn.functional import linear
 
 from benchmarks import harness
 from benchmarks.results import Row
-from benchmarks.token_log_probs import CHECKED_TOKENS, Results, Way, compute_ours, compute_plain
-from rl_triton_core.losses import linear_token_log_probs
+from benchmarks.token_log_probs import CHECKED_TOKENS, LENGTH, Results, Way, compute_ours, compute_plain
+from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
 
 
@@ -38,6 +40,7 @@ SETTINGS = {
     "quick": [Setting(40, 8, 100, "float32")],
 }
 SECONDS = 1.0
+COEFFICIENT = 0.01  # of the entropy
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -50,6 +53,11 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     for got, want in zip(compute_linear(*own, few), compute_eagerly(*(x.double() for x in own), few), strict=True):
         assert_close(got.cpu(), want.cpu(), rtol=1e-4 if setting.dtype == "float32" else 2**-5)
     arms = {name: partial(run_both, way, *leaves, tokens) for name, way in ways.items()}
+    advantages = make(setting.tokens)
+    check_loss(*own, few, advantages[: len(few)])
+    arms["GRPO"] = lambda: torch.autograd.grad(compute_loss(*leaves, tokens, advantages), leaves)
+    if options.device == "cuda" and importlib.util.find_spec("liger_kernel"):
+        arms["Liger's GRPO"] = make_liger(*leaves, tokens, advantages)
     arms["bound"] = partial(make_products, *(x.detach() for x in leaves))
     about = {"host_only": (*arms,), "peaks": options.device == "cuda", "reference": "bound"}
     yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
@@ -70,6 +78,33 @@ def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Ten
 def run_both(way: Way, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> None:
     log_probs, entropy = way(hidden, weight, tokens)
     torch.autograd.grad((log_probs.sum(), entropy.sum()), (hidden, weight))
+
+
+def compute_loss(*given: torch.Tensor) -> torch.Tensor:
+    """Of one response, with advantages per token."""
+    hidden, weight, tokens, advantages = (x if i == 1 else x[None] for i, x in enumerate(given))
+    return linear_grpo_loss(hidden, weight, tokens, None, advantages, entropy=True, entropy_coef=COEFFICIENT).loss
+
+
+def check_loss(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, advantages: torch.Tensor) -> None:
+    """Compare the gradient by hidden states with that of float64, where the ratio is 1."""
+    leaves = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight) for dtype in (x.dtype, torch.float64)]
+    log_probs, entropy = compute_eagerly(leaves[1], leaves[3], tokens)
+    exact = -(advantages * log_probs + COEFFICIENT * entropy).mean()
+    got = torch.autograd.grad(compute_loss(leaves[0], leaves[2], tokens, advantages), (leaves[0], leaves[2]))
+    for x, want in zip(got, torch.autograd.grad(exact, (leaves[1], leaves[3])), strict=True):
+        bound = (1e-4 if x.dtype == torch.float32 else 2**-5) * want.abs().max().item()
+        torch.testing.assert_close(x.double(), want, rtol=0, atol=bound)
+
+
+def make_liger(hidden: torch.Tensor, weight: torch.Tensor, *others: torch.Tensor) -> Callable[..., torch.Tensor]:
+    """Of responses of so many tokens as TRL passes them, one at a time."""
+    kinds = importlib.import_module("liger_kernel.chunked_loss")
+    options = {"beta": 0.0, "use_ref_model": False, "loss_type": "bnpo", "chunk_size": 1}
+    loss = kinds.LigerFusedLinearGRPOLoss(compiled=True, **options)
+    states, tokens, advantages = (x.view(-1, LENGTH, *x.shape[1:]) for x in (hidden, *others))
+    given = states, weight, tokens, torch.ones_like(tokens), advantages[:, 0]
+    return lambda: torch.autograd.grad(loss(*given)[0], (hidden, weight))
 
 
 def make_products(hidden: torch.Tensor, weight: torch.Tensor) -> None:

@@ -8,7 +8,6 @@ from rl_triton_core._version import __version__
 from rl_triton_core.boundaries import FinalValues
 from rl_triton_core.estimators import *  # noqa: F403
 from rl_triton_core.normalization import normalize_advantages
-from rl_triton_core.warmup import warm_up
 
 __all__ = [
     "BackendUnavailableError",
@@ -21,6 +20,5 @@ __all__ = [
     "normalize_advantages",
     "set_fast_path",
     "set_num_threads",
-    "warm_up",
 ]
 __all__ += _estimators.__all__

@@ -25,7 +25,7 @@ from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
 from rl_triton_core.boundaries import FinalValues
 
-__all__ = ["Boundaries", "from_cleanrl", "from_episode_starts", "from_gymnasium_same_step"]
+__all__ = ["Boundaries", "from_cleanrl", "from_gymnasium_same_step"]
 
 
 class Boundaries(NamedTuple):
@@ -89,40 +89,18 @@ def from_gymnasium_same_step(
     return Boundaries(terminated.bool(), cut, merge_cut_values(final_values, cut, edge, layout), None, time_dim)
 
 
-def from_episode_starts(
-    episode_starts: torch.Tensor, dones: torch.Tensor, last_values: torch.Tensor, *, time_dim: int = 0
-) -> Boundaries:
-    """Convert Stable-Baselines3's `RolloutBuffer`: arrival flags, truncations folded into the rewards.
-
-        done[t] = episode_starts[t+1],    done[T−1] = dones
-
-    `collect_rollouts` has added γ·V(terminal_observation) to the reward of a truncated step before the buffer saw it.
-    So each done is a termination here; with raw rewards, use `from_gymnasium_same_step`.
-
-    Args:
-        episode_starts: Whether s_t is an episode's first observation, [num_steps, num_envs] (or as `time_dim` says).
-        dones: Whether the last step ended an episode, one per environment.
-        last_values: V of the observation after the rollout, one per environment.
-        time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
-
-    Returns:
-        Boundaries, without truncations or a mask.
-
-    Source:
-        `OnPolicyAlgorithm.collect_rollouts` and `RolloutBuffer.compute_returns_and_advantage` of Stable-Baselines3.
-    """
-    return convert_arrivals({"episode_starts": episode_starts, "dones": dones, "last_values": last_values}, time_dim)
-
-
 def from_cleanrl(
     dones: torch.Tensor, next_done: torch.Tensor, next_value: torch.Tensor, *, time_dim: int = 0
 ) -> Boundaries:
-    """Convert rollouts of CleanRL's scripts: arrival flags, truncations counted as terminations.
+    """Convert arrival flags, with truncations counted as terminations: rollouts of CleanRL's scripts.
 
         done[t] = dones[t+1],    done[T−1] = next_done
 
     This is for environments in mode SAME_STEP. In mode NEXT_STEP a step with dones[t] only resets, which the scripts
     take for a transition; `boundaries._replace(mask=dones == 0)` leaves these steps out.
+
+    Stable-Baselines3's `RolloutBuffer` has the same flags, `episode_starts`, and γ·V(terminal_observation) in the
+    reward of a truncated step, so that each done is a termination there.
 
     Args:
         dones: What `step` returned along with s_t, [num_steps, num_envs] (or as `time_dim` says).
@@ -136,18 +114,12 @@ def from_cleanrl(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    return convert_arrivals({"dones": dones, "next_done": next_done, "next_value": next_value}, time_dim)
-
-
-def convert_arrivals(arguments: dict[str, torch.Tensor], time_dim: int) -> Boundaries:
-    """Flags that came a step late, those that came after the rollout, and the value there, by their names."""
-    (name, flags), last, value = arguments.items()
-    layout = check_flag_layout(name, flags, time_dim)
-    ended, last_ended = flags.bool(), check_per_env(*last, layout, FLAG_DTYPES).bool()
+    layout = check_flag_layout("dones", dones, time_dim)
+    ended, last_ended = dones.bool(), check_per_env("next_done", next_done, layout, FLAG_DTYPES).bool()
     if layout.num_steps:
         dim = layout.time_dim
         ended = torch.cat([ended.narrow(dim, 1, layout.num_steps - 1), last_ended.unsqueeze(dim)], dim)
-    return Boundaries(ended, None, check_per_env(*value, layout), None, time_dim)
+    return Boundaries(ended, None, check_per_env("next_value", next_value, layout), None, time_dim)
 
 
 def check_flag_layout(name: str, flags: Any, time_dim: int) -> RolloutLayout:

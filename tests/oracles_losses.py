@@ -162,7 +162,7 @@ def ppo(
     return Oracle(loss, *parts, *approx, explained, ratio.min(), ratio.max())
 
 
-def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, ratio="token", **options):
+def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, ratio="token", entropy=None, **options):
     """Rows of a matrix as sequences, whose tokens may have the ratio of all together."""
     if ratio != "token":
         change = torch.where(mask != 0, log_prob.double() - old, 0) * mask
@@ -176,6 +176,6 @@ def grpo(log_prob, old, advantages, mask, *, aggregation, normalizer=None, ratio
         weights = weights / counts.clamp(min=1e-300)[:, None]
     if advantages.ndim == 1:
         advantages = advantages[:, None].expand_as(mask)
-    policy = log_prob.double(), -log_prob.double(), 0.0
+    policy = log_prob.double(), -log_prob.double() if entropy is None else entropy, 0.0
     divisor = divisor if normalizer is None else normalizer
     return ppo(policy, old, advantages, weights=weights, divisor=divisor, **options)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -43,28 +43,11 @@ class Finding(NamedTuple):
 
 
 def check_packages() -> Finding:
-    """Compare the packages that the core needs with their lower bounds."""
+    """Compare what the core needs, and what is installed of frameworks, with lower bounds and with what was tried."""
     if package_version(DISTRIBUTION) == ABSENT:
         message = f"{DISTRIBUTION} is not installed, only importable: what it needs was not compared"
         return Finding("warning", message, "pip install -e . in the checkout")
-    advice = "run rl-triton selftest, which compares results on this machine"
-    return judge_versions(read_requirements(extras=False), advice)
-
-
-def check_frameworks() -> Finding:
-    """Compare the installed frameworks with the versions that the adapters were written for."""
-    frameworks = [x for x in read_requirements(extras=True) if x.name in TESTED]
-    installed = [x for x in frameworks if package_version(x.name) != ABSENT]
-    if not installed:
-        return Finding("ok", "no framework is installed")
-    advice = "compare a short training run with and without the adapter before you rely on it"
-    if any(x.name == "ray" and is_newer_than_tested(x) for x in installed):
-        advice = "call rl_triton_adapters.rllib.check_ray(), which compares its results; " + advice
-    return judge_versions(installed, advice)
-
-
-def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
-    """Compare packages with what is asked for, and with what was tried; the advice is for newer ones."""
+    wanted = read_requirements()
     found = {x.name: package_version(x.name) for x in wanted}
     versions = {name: f"{name} {'is not installed' if x == ABSENT else x}" for name, x in found.items()}
     unmet = [x for x in wanted if is_unmet(x)]
@@ -74,18 +57,21 @@ def judge_versions(wanted: Sequence[Requirement], advice: str) -> Finding:
     newer = [x.name for x in wanted if is_newer_than_tested(x)]
     if newer:
         tried = ", ".join(f"{versions[name]} (tried up to {TESTED[name]})" for name in newer)
-        return Finding("warning", f"newer than what was tried: {tried}", advice)
+        advice = "run rl-triton selftest, and compare a short training run with and without the adapter"
+        ray = "; call rl_triton_adapters.rllib.check_ray(), which compares its results" * ("ray" in newer)
+        return Finding("warning", f"newer than what was tried: {tried}", advice + ray)
     return Finding("ok", f"known versions: {', '.join(versions.values())}")
 
 
-def read_requirements(extras: bool) -> list[Requirement]:
-    """Read what the core needs on this machine, or what its extras add to that; each package once."""
-    wanted = list(map(Requirement, find_requires(DISTRIBUTION)))
-    found = [x for x in wanted if applies(x, "")]
-    if extras:
-        names = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra", [])
-        found = [x for x in wanted if x not in found and any(applies(x, name) for name in names)]
-    return list({x.name: x for x in found}.values())
+def read_requirements() -> list[Requirement]:
+    """Read what the core needs on this machine, and of its extras the frameworks that are installed; each once."""
+    extras = metadata.metadata(DISTRIBUTION).get_all("Provides-Extra", [])
+
+    def counts(x: Requirement) -> bool:
+        is_framework = x.name in TESTED and package_version(x.name) != ABSENT
+        return applies(x, "") or (is_framework and any(applies(x, name) for name in extras))
+
+    return list({x.name: x for x in map(Requirement, find_requires(DISTRIBUTION)) if counts(x)}.values())
 
 
 def applies(requirement: Requirement, extra: str) -> bool:
@@ -248,7 +234,6 @@ def check_threads() -> Finding:
 
 CHECKS: dict[str, Callable[[], Finding]] = {
     "packages": check_packages,
-    "frameworks": check_frameworks,
     "triton": check_triton,
     "gpu": lambda: judge_gpu(find_gpu_driver()),
     "backends": check_backends,

@@ -14,8 +14,8 @@ import torch
 
 from rl_triton_core._internal.backend import BACKENDS, why_unavailable
 from rl_triton_core.cli.output import Report, track_progress
+from rl_triton_core.cli.warmup import FLAGS, FUNCTIONS, NUM_CALLS, choose_tensors, shape_of
 from rl_triton_core.testing import assert_close
-from rl_triton_core.warmup import FLAGS, FUNCTIONS, NUM_CALLS, choose_tensors, shape_of
 
 HELP = "compare results with those of the reference backend on this machine; exit status 1 if one is wrong"
 COMPILED = tuple(name for name in BACKENDS if name != "reference")
@@ -118,7 +118,7 @@ def draw_call(targets: Sequence[tuple[str, str]], number: int, num_cases: int, s
         *targets[index],
         name,
         (num_envs, num_steps) if time_dim == -1 else (num_steps, num_envs),
-        (*choose_tensors(parameters, None), *further),
+        (*choose_tensors(parameters), *further),
         pick((torch.float32, torch.float32, torch.bfloat16, torch.float16)),
         pick((torch.bool, torch.uint8, torch.float32)),
         time_dim,

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
+from rl_triton_core import estimators
 from rl_triton_core._internal.arguments.validation import check_choice
+from rl_triton_core._internal.backend import BackendUnavailableError, check_backend
 from rl_triton_core.cli.output import Report, Table, track_progress
-from rl_triton_core.warmup import FUNCTIONS, USUAL_TENSORS, choose_tensors, list_required_options, warm_up
+from rl_triton_core.normalization import normalize_advantages
 
 HELP = "compile what calls need, before training begins"
-ESTIMATORS = [name.removeprefix("compute_") for name, x in FUNCTIONS.items() if not list_required_options(x)]
-"""Names on the command line; the others take what only training code knows: a direction, a number of steps."""
-DTYPES = ("float32", "bfloat16", "float16", "float64")
-FLAG_DTYPES = ("bool", "uint8", *DTYPES)
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: x for name in estimators.__all__ if inspect.isroutine(x := getattr(estimators, name))},
+    "normalize_advantages": normalize_advantages,
+}
+ESTIMATORS = [name.removeprefix("compute_") for name in FUNCTIONS if name != "linear_recurrence"]
+"""Names on the command line; a recurrence has a direction that only training code knows."""
+USUAL_TENSORS = (
+    *("values", "terminated", "dones", "target_log_probs", "behaviour_log_probs"),
+    *("expected_next_q", "bootstrap_values"),
+)
+"""Those of them that a function takes are passed to it."""
+FLAGS = ("terminated", "truncated", "dones", "mask")
+NUM_CALLS = 3
+"""The first call compiles, the second one is recorded for the fast path, the third one takes it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,29 +39,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--updates", nargs="+", default=(), help="whole updates on the CPU, by distribution of actions")
     parser.add_argument("--shape", nargs=2, type=int, default=(64, 128), help="of per-step tensors")
     parser.add_argument("--time-dim", type=int, choices=(-2, -1, 0, 1), default=-1, help="which of the two is time")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of real-valued tensors")
-    parser.add_argument("--flag-dtype", choices=FLAG_DTYPES, default="bool", help="of terminations and the like")
-    usual = f"arguments that will be passed beside the required ones; by default these: {', '.join(USUAL_TENSORS)}"
-    parser.add_argument("--tensors", nargs="*", help=usual)
+    dtypes = ("float32", "bfloat16", "float16", "float64")
+    parser.add_argument("--dtype", choices=dtypes, default="float32", help="of real-valued tensors")
     parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="by default, by device")
     parser.add_argument("--device", help="of the tensors, such as cuda; by default, by backend")
 
 
 def run(options: argparse.Namespace) -> Report:
     """Compile what is asked for, and tell how long each took."""
-    functions = {name: FUNCTIONS.get(name) or FUNCTIONS[f"compute_{name}"] for name in options.estimator}
-    for function in functions.values():  # before anything is compiled
-        choose_tensors(inspect.signature(function).parameters, options.tensors)
     if options.updates:
         from rl_triton_core import compiled  # needs Numba, which not every installation has
 
         for head in options.updates:
             check_choice("--updates", head, compiled.HEADS)
-    common = {"tensors": options.tensors, "time_dim": options.time_dim}
-    common |= {"dtype": getattr(torch, options.dtype), "flag_dtype": getattr(torch, options.flag_dtype)}
-    common |= {"backend": options.backend, "device": options.device}
+    device = options.device or ("cuda" if options.backend == "triton" and torch.cuda.is_available() else "cpu")
+    check_device(device, options.backend)
+    if min(options.shape) < 1:
+        raise ValueError(f"shape: got {tuple(options.shape)}, expected two sizes of at least 1")
     names = track_progress(options.estimator, "compiling", len(options.estimator))
-    seconds = {name: warm_up(functions[name].__name__, options.shape, **common) for name in names}
+    seconds = {name: warm_up(name, options, device) for name in names}
     seconds |= {f"update, {head}": compiled.compile_update(head) for head in options.updates}
-    rows = [(name, f"{time:.1f} s") for name, time in seconds.items()]
-    return Report({name: round(time, 3) for name, time in seconds.items()}, [Table("", (), rows)])
+    rows = [(name, f"{x:.1f} s") for name, x in seconds.items()]
+    return Report({name: round(x, 3) for name, x in seconds.items()}, [Table("", (), rows)])
+
+
+def check_device(device: str, backend: str | None) -> None:
+    """Raise an error unless there is such a device, the backend runs on it, and tensors on it have data."""
+    try:
+        check_backend(backend, device)
+        torch.zeros((), device=device).item()
+    except BackendUnavailableError:
+        raise
+    except (AssertionError, RuntimeError) as error:  # the first from a PyTorch that was built without CUDA
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"device: got {device!r}, expected one that there is here: {reason}") from None
+
+
+def warm_up(name: str, options: argparse.Namespace, device: str) -> float:
+    """The seconds of a few calls on zeros."""
+    function, start, given = FUNCTIONS.get(name) or FUNCTIONS[f"compute_{name}"], time.perf_counter(), {}
+    parameters = inspect.signature(function).parameters
+    for tensor in choose_tensors(parameters):
+        size = shape_of(tensor, options.shape, options.time_dim, per_step=False)
+        dtype = torch.bool if tensor in FLAGS else getattr(torch, options.dtype)
+        try:
+            given[tensor] = torch.zeros(size, dtype=dtype, device=device)
+        except RuntimeError as error:
+            got = tuple(options.shape)
+            raise ValueError(f"shape: got {got}, expected one that fits into memory: {error}") from None
+    given |= {"time_dim": options.time_dim} if "time_dim" in parameters else {}
+    for _ in range(NUM_CALLS):
+        function(**given, backend=options.backend)
+    return time.perf_counter() - start
+
+
+def choose_tensors(parameters: Any) -> list[str]:
+    """The names of the tensors to pass: those required, and the usual ones."""
+    required = [name for name, x in parameters.items() if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD]
+    return [*required, *(name for name in USUAL_TENSORS if name in parameters and name not in required)]
+
+
+def shape_of(name: str, shape: Sequence[int], time_dim: int, per_step: bool) -> tuple[int, ...]:
+    """The shape of an argument, where bootstrap values are per step or per environment."""
+    if name == "initial" or (name == "bootstrap_values" and not per_step):
+        return (shape[1 - time_dim % 2],)
+    return tuple(shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from rl_triton_core.extending import (
     with_fast_path,
 )
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
 BOUNDARIES = ("ends_at", "starts_at")
 
 
@@ -38,32 +35,6 @@ class ScanState(NamedTuple):
     """The state after the last step, [num_envs, *features]."""
     done: torch.Tensor
     """Whether the episode ended there, so that the next step starts from zero, [num_envs]."""
-
-
-class ForwardOptions(TypedDict, total=False):
-    """What both take, as type checkers see it; so do those that follow."""
-
-    mask: torch.Tensor | None
-    mask_mode: str
-    time_dim: int
-    backend: str | None
-    state: ScanState | None
-    out: torch.Tensor | None
-
-
-class TraceOptions(ForwardOptions, total=False):
-    """Of eligibility traces."""
-
-    gamma: float
-    lambda_: float
-    decay: float | torch.Tensor | None
-
-
-class SumOptions(ForwardOptions, total=False):
-    """Of prefix sums."""
-
-    boundary: str
-    cu_seqlens: torch.Tensor | None
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -86,18 +57,18 @@ TRACE = Recurrence(
 @overload
 def compute_eligibility_traces(
     x: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, return_state: Literal[False] = False, **options: Unpack[TraceOptions]
+    *, return_state: Literal[False] = False, **options: Any
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def compute_eligibility_traces(
     x: Tensor, terminated: Tensor | None = None, truncated: Tensor | None = None,
-    *, return_state: Literal[True], **options: Unpack[TraceOptions]
+    *, return_state: Literal[True], **options: Any
 ) -> tuple[Tensor, ScanState]: ...  # fmt: skip
 
 
-@with_fast_path
+@with_fast_path  # type: ignore[misc]  # `options` are the other arguments
 def compute_eligibility_traces(
     x: torch.Tensor,
     terminated: torch.Tensor | None = None,
@@ -135,8 +106,7 @@ def compute_eligibility_traces(
             have one shape, [1, 1, *features] or [num_envs, num_steps, 1, ...].
         state: The `ScanState` that the previous rollout returned. None: z[-1] = 0.
         return_state: Whether to return this rollout's `ScanState` as well.
-        mask: Nonzero where a step belongs to the trajectory, [num_envs, num_steps]; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags of the steps that count, as of `compute_gae`, [num_envs, num_steps].
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trace.
         time_dim: Which of the two leading dimensions is time: -1 or 1, 0 or -2.
         out: Preallocated result, shaped like `x`, floating point, any strides, apart from every input.
@@ -182,18 +152,18 @@ def compute_eligibility_traces(
 @overload
 def compute_episodic_prefix_sum(
     x: Tensor, dones: Tensor | None = None,
-    *, return_state: Literal[False] = False, **options: Unpack[SumOptions]
+    *, return_state: Literal[False] = False, **options: Any
 ) -> Tensor: ...  # fmt: skip
 
 
 @overload
 def compute_episodic_prefix_sum(
     x: Tensor, dones: Tensor | None = None,
-    *, return_state: Literal[True], **options: Unpack[SumOptions]
+    *, return_state: Literal[True], **options: Any
 ) -> tuple[Tensor, ScanState]: ...  # fmt: skip
 
 
-@with_fast_path
+@with_fast_path  # type: ignore[misc]  # `options` are the other arguments
 def compute_episodic_prefix_sum(
     x: torch.Tensor,
     dones: torch.Tensor | None = None,
@@ -222,12 +192,9 @@ def compute_episodic_prefix_sum(
             first.
         state: The `ScanState` that the previous rollout returned. None: C[-1] = 0.
         return_state: Whether to return this rollout's `ScanState` as well.
-        mask: Nonzero where a step belongs to the trajectory, [num_envs, num_steps]; bool, integer, or floating point 0
-            and 1. Masked cells are never read and yield 0. None: everywhere.
+        mask: Flags of the steps that count, as of `compute_gae`, [num_envs, num_steps].
         mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the sum.
-        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
-            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. `x`, `dones` and `mask` are then
-            [num_steps], without features, and [num_envs] is [num_sequences]. Each sequence is a rollout of its own.
+        cu_seqlens: For packed rows, without features: where sequences start and end, as of `compute_gae`.
         time_dim: Which of the two leading dimensions is time: -1 or 1, 0 or -2.
         out: Preallocated result, shaped like `x`, floating point (int64 for integers), any strides, apart from every
             input.

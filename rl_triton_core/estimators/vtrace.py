@@ -98,12 +98,10 @@ def compute_vtrace(
     are the GAE advantages of the same λ.
 
     Args:
-        rewards: Reward r of the transition t → t+1, [num_envs, num_steps], or [num_steps, num_envs] with
-            ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
+        rewards: Reward r of the transition t → t+1, as of `compute_gae`.
         values: Value estimates V(s_t), shaped like `rewards`, floating point.
-        terminated: Nonzero where the transition ended in a terminal state, shaped like `rewards`; bool, integer, or
-            floating point 0 and 1. None: nowhere. Where both flags are set, termination wins.
-        truncated: The same where the episode was cut although its state has a future (a time limit).
+        terminated: Flags of steps that ended in a terminal state, as of `compute_gae`.
+        truncated: Flags of steps whose episode was cut, as of `compute_gae`.
         log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
             shaped like `rewards`, floating point; −∞ for an action that π never takes.
         target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
@@ -114,22 +112,15 @@ def compute_vtrace(
         rho_bar: ρ̄ >= 0, the clip of the temporal difference's weight; infinity for none.
         c_bar: c̄ >= 0, the clip of the trace; infinity for none.
         rho_bar_pg: ρ̄_pg >= 0, the clip of the advantage's weight; infinity for none. None takes `rho_bar`.
-        bootstrap_values: V(s_{t+1}), before any reset, at truncated steps and at the rollout's end: one number,
-            [num_envs] for the rollout's end alone (without `truncated`), shaped like `rewards` (read there only), or
-            sparse `FinalValues`. It has no default: pass 0.0 to mean zero.
+        bootstrap_values: V(s_{t+1}) at truncated steps and at the rollout's end, as of `compute_gae`.
         next_values: V(s_{t+1}) of every step, before any reset, shaped like `rewards`; replaces `bootstrap_values`.
             Inside an episode NVS[t] is then next_values[t] + D[t+1].
-        mask: Flags, as `terminated`, of the steps that count; other cells are never read and yield 0. None: all count.
-        mask_mode: ``"skip"``: as if the masked steps were deleted. ``"reset"``: a masked step ends the trajectory
-            before it as a terminal state would.
-        cu_seqlens: For packed rows, sequences of any lengths end to end: where each starts, and where the last ends,
-            [num_sequences + 1], int32 or int64, rising from 0 to num_steps. Per-step tensors are then [num_steps], and
-            [num_envs] is [num_sequences]. Each sequence is a rollout of its own. Bootstrap values per sequence may be
-            [num_sequences, 1], those per step [1, num_steps], and have to be where the two numbers are equal.
+        mask: Flags of the steps that count, as of `compute_gae`.
+        mask_mode: ``"skip"`` or ``"reset"``, as of `compute_gae`.
+        cu_seqlens: For packed rows: where sequences start and end, as of `compute_gae`.
         time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
         compute_advantages: Whether to compute `advantages` as well.
-        out: Preallocated (targets, advantages), shaped like `rewards`, floating point, any strides, apart from every
-            input; None in it is allocated.
+        out: Preallocated (targets, advantages), as of `compute_gae`.
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:

@@ -20,6 +20,7 @@ from rl_triton_core._internal.loss.arguments import (
     flatten,
 )
 from rl_triton_core._internal.loss.problem import LossProblem, PPOLoss
+from rl_triton_core._internal.loss.sequences import Sequences
 from rl_triton_core._internal.loss.solve import solve_loss
 from rl_triton_core.losses.policies import LogProbs
 
@@ -162,6 +163,7 @@ def grpo_loss(
     factors = policy.elements.check_stream("weights", weights)
     if needs_host(log_probs.device):  # it may have no float64
         problem.streams, factors, normalizer = copy_to_host((problem.streams, factors, normalizer))
+    sequences = Sequences(log_probs.shape, problem.streams.cu_seqlens, problem.streams.mask)
     crosses_tokens = ratio == "sequence" and surrogate in THROUGH_RATIO
     if crosses_tokens and not problem.per_sequence:
         raise ValueError(
@@ -170,11 +172,10 @@ def grpo_loss(
     if kl_times_ratio and ratio == "sequence":
         raise ValueError("kl_times_ratio: got True with the ratio 'sequence', expected 'token' or 'sequence-token'")
     if factors is not None:
-        add_weights(problem, log_probs.shape, factors, per_sequence=crosses_tokens)
+        add_weights(problem, sequences, factors, per_sequence=crosses_tokens)
     if ratio != "token":
-        share_ratio(problem, log_probs.shape)
-    aggregation = check.check_choice("aggregation", aggregation, AGGREGATIONS)
-    aggregate_tokens(problem, log_probs.shape, aggregation, normalizer)
+        share_ratio(problem, sequences)
+    aggregate_tokens(problem, sequences, check.check_choice("aggregation", aggregation, AGGREGATIONS), normalizer)
     return solve_loss(problem, policy.network, backend)
 
 
@@ -213,79 +214,47 @@ def warn_of_reading(cu_seqlens: torch.Tensor) -> None:
         )
 
 
-def add_weights(problem: LossProblem, shape: torch.Size, weights: torch.Tensor, per_sequence: bool) -> None:
+def add_weights(problem: LossProblem, sequences: Sequences, weights: torch.Tensor, per_sequence: bool) -> None:
     """Weights as factors of the advantages, as they are not negative; of each sequence, their mean."""
-    mask, advantages = problem.streams.mask, problem.streams.advantages
+    advantages = problem.streams.advantages
     assert advantages is not None
     if check.can_read_values(weights, ("grpo_loss", "weights", weights.dtype)):
-        check.refuse_cells("weights", weights, weights < 0, mask, "numbers >= 0")
+        check.refuse_cells("weights", weights, weights < 0, sequences.mask, "numbers >= 0")
     if per_sequence:
-        weights = average_tokens(problem, shape, weights)
+        weights = sequences.average(weights)
     elif problem.per_sequence:
-        advantages = spread_sequences(problem, advantages)
+        advantages = sequences.spread(advantages)
     problem.per_sequence = per_sequence
     product = torch.where((advantages == 0) | (weights == 0), 0, advantages * weights)
     problem.set_streams(advantages=product.to(check.find_precision((*problem.inputs, advantages))))
 
 
-def share_ratio(problem: LossProblem, shape: torch.Size) -> None:
+def share_ratio(problem: LossProblem, sequences: Sequences) -> None:
     """Let every token have the ratio of its sequence: by old log-probabilities that make it so."""
     log_probs, old = problem.inputs[0].detach().view(-1), problem.streams.old_log_probs
     assert old is not None
     dtype, log_probs = check.find_precision((log_probs, old)), log_probs.to(old.device).double()
-    mean = spread_sequences(problem, average_tokens(problem, shape, log_probs - old))
+    mean = sequences.spread(sequences.average(log_probs - old))
     shared = torch.where(mean == -math.inf, math.inf, log_probs - mean)  # where log_probs has a −∞ too
     problem.set_streams(old_log_probs=shared.to(dtype))
 
 
-def average_tokens(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
-    """The mean of each sequence's tokens, with their weights; 0 without any."""
-    weights = weigh_tokens(problem)
-    total = sum_sequences(problem, shape, torch.where(weights != 0, x.double(), 0) * weights)
-    count = sum_sequences(problem, shape, weights)
-    return torch.where(count == 0, 0, total / count)
-
-
-def weigh_tokens(problem: LossProblem) -> torch.Tensor:
-    """How much each token counts, in float64."""
-    mask = problem.streams.mask
-    if mask is None:
-        return torch.ones_like(problem.like.view(-1), dtype=torch.float64)
-    return (mask if mask.is_floating_point() else mask != 0).double()
-
-
-def spread_sequences(problem: LossProblem, x: torch.Tensor) -> torch.Tensor:
-    """What there is one of per sequence, for every token (PyTorch 2.11 fixes an integer of `repeat_interleave`)."""
-    if problem.streams.cu_seqlens is None:
-        return x[:, None].expand(-1, problem.length).flatten()
-    return x.repeat_interleave(problem.streams.cu_seqlens.diff(), output_size=problem.like.shape[0])
-
-
-def aggregate_tokens(problem: LossProblem, shape: torch.Size, aggregation: str, normalizer: Any) -> None:
+def aggregate_tokens(problem: LossProblem, sequences: Sequences, aggregation: str, normalizer: Any) -> None:
     """Weights of the sequences, and what the weighted sum is divided by."""
-    mask, cu_seqlens = problem.streams.mask, problem.streams.cu_seqlens
     if isinstance(normalizer, torch.Tensor):
         check.check_tensor("normalizer", normalizer, check.FLAG_DTYPES)
         normalizer = normalizer.double()  # a number of tokens, perhaps
     divisor = None if normalizer is None else check_coefficient("normalizer", normalizer, low=0.0)
     factor = 1.0
     if aggregation == "sequence-mean":
-        if mask is None and cu_seqlens is None:
-            factor = float(shape[1])
+        if sequences.mask is None and sequences.cu_seqlens is None:
+            factor = float(sequences.shape[1])
         else:
-            count = sum_sequences(problem, shape, weigh_tokens(problem))
+            count = sequences.sum(sequences.weigh(problem.like.view(-1)))
             problem.set_streams(scale=torch.where(count == 0, 0, 1 / count))
     if aggregation != "token-mean" and divisor is None:
-        divisor = float(shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1)
+        divisor = float(sequences.count)
     if isinstance(divisor, torch.Tensor):
         problem.set_streams(normalizer=divisor * factor)
     else:
         problem.normalizer = None if divisor is None else divisor * factor
-
-
-def sum_sequences(problem: LossProblem, shape: torch.Size, x: torch.Tensor) -> torch.Tensor:
-    """The sum of each sequence's tokens."""
-    cu_seqlens = problem.streams.cu_seqlens
-    if cu_seqlens is None:
-        return x.view(shape).sum(1)
-    return torch.segment_reduce(x, "sum", offsets=cu_seqlens.long(), axis=0, unsafe=True, initial=0)

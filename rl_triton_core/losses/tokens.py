@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import overlaps_itself
 from rl_triton_core._internal.launch.fast_path import with_fast_path
-from rl_triton_core._internal.tokens.linear import LinearFunction, LinearTokens
 from rl_triton_core._internal.tokens.problem import TokenLogProbs, TokenProblem
 from rl_triton_core._internal.tokens.solve import solve_tokens
 
@@ -100,75 +98,3 @@ def check_tokens(
     if mask is not None:
         check.check_tensor("mask", mask, check.FLAG_DTYPES)
         check.check_shape("mask", mask, tokens.shape, "that of the tokens", device)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def linear_token_log_probs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    tokens: torch.Tensor,
-    *,
-    bias: torch.Tensor | None = None,
-    temperature: float = 1.0,
-    entropy: bool = False,
-    mask: torch.Tensor | None = None,
-    chunk: int | None = None,
-    backend: str | None = None,
-) -> TokenLogProbs:
-    r"""Log-probabilities of tokens, and entropies, from hidden states: the logits of one chunk of tokens at a time.
-
-        logits = hidden · weightᵀ + bias,  then as `token_log_probs`
-
-    Results and gradients are those of the layer and `token_log_probs`; the gradient makes the logits again. Those of
-    weight and bias are summed in float32 over chunks, and in float64 if they are. A second derivative is refused.
-    Under autocast the product is made in its dtype. torch.compile leaves the call as it is.
-
-    Args:
-        hidden: What the last layer takes, [..., H]; dtypes as of the logits of `token_log_probs`.
-        weight: Of the last layer, perhaps tied to the embedding, [V, H]. Only what requires grad gets a gradient: with
-            a frozen layer, hidden states alone.
-        tokens: The index of each token in the vocabulary, [...], of any integer dtype.
-        bias: Of the last layer, [V], or None.
-        temperature: What logits are divided by, finite and at least 1e-6.
-        entropy: Whether to compute entropies.
-        mask: Nonzero where a token counts, [...]. Elsewhere neither hidden states nor token are read; results and
-            gradient are 0 there. None: everywhere.
-        chunk: Tokens of a chunk; None: those of about 1 GiB of logits on a GPU, 64 MiB elsewhere, at least 256.
-        backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
-
-    Returns:
-        TokenLogProbs(log_probs, entropy), [...] each, float32, or float64 if the hidden states are.
-
-    Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, such as a token that there is not.
-        BackendUnavailableError: The backend asked for cannot run here.
-
-    Example:
-        >>> linear_token_log_probs(torch.zeros(1, 3), torch.ones(4, 3), torch.tensor([2])).log_probs
-        tensor([-1.3863])
-    """
-    check.check_tensor("hidden", hidden)
-    if not hidden.ndim or not hidden.shape[-1]:
-        raise ValueError(f"hidden: got shape {tuple(hidden.shape)}, expected a last dimension of size 1 or more")
-    check.check_tensor("weight", weight)
-    if weight.ndim != 2 or not len(weight) or weight.shape[1] != hidden.shape[-1]:
-        raise ValueError(f"weight: got shape {tuple(weight.shape)}, expected [V, {hidden.shape[-1]}], V at least 1")
-    if bias is not None:
-        check.check_tensor("bias", bias)
-        check.check_shape("bias", bias, weight.shape[:1], "that of the weight without the last", hidden.device)
-    if torch.is_autocast_enabled(hidden.device.type):
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
-    for name, x in (("weight", weight), ("bias", bias)):
-        if x is not None and (x.dtype, x.device) != (hidden.dtype, hidden.device):
-            raise ValueError(f"{name}: got {x.dtype} on {x.device}, expected {hidden.dtype} on {hidden.device}")
-    check_tokens(tokens, mask, hidden.shape[:-1], "that of the hidden states without the last", hidden.device)
-    temperature = check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
-    size = None if chunk is None else check.check_count("chunk", chunk)
-    flat = tokens.reshape(-1), None if mask is None else mask.reshape(-1)
-    rows = hidden.reshape(-1, hidden.shape[-1])
-    call = LinearTokens(rows, weight, bias, *flat, temperature, size, backend)
-    found = LinearFunction.apply(rows, weight, bias, call, check.check_bool("entropy", entropy))  # type: ignore[no-untyped-call]
-    shaped: Any = (None if x is None else x.view(tokens.shape) for x in found)
-    return TokenLogProbs(*shaped)

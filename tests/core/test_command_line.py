@@ -48,7 +48,6 @@ def test_a_broken_installation(tmp_path):
     site, file = tmp_path / "site", tmp_path / "file"
     file.touch()
     add_distribution(site, "numba", "0.50.1")
-    add_distribution(site, "ray", "99.1.0")
     add_distribution(site, "triton", "3.0.0")
     add_distribution(site, "torch", torch.__version__, 'triton==3.4.0; platform_system == "Linux"')
     result = run_command(
@@ -66,12 +65,11 @@ def test_a_broken_installation(tmp_path):
     checks = report["checks"]
     found = {name: check["status"] for name, check in checks.items() if check["status"] != "ok"}
     broken = dict.fromkeys(("packages", "triton", "caches", "switches", "fast path", "threads"), "problem")
-    assert found == broken | {"frameworks": "warning", "interpreter": "warning"}
+    assert found == broken | {"interpreter": "warning"}
     assert report["problems"] == len(broken)
     assert "numba 0.50.1, expected >=0.61" in checks["packages"]["message"]
     assert 'pip install "triton==3.4.0"' in checks["triton"]["advice"]
     assert all(name in checks["caches"]["advice"] for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"))
-    assert "ray 99.1.0" in checks["frameworks"]["message"] and "check_ray" in checks["frameworks"]["advice"]
     assert "RL_TRITON: got 'off', expected one of 0, 1" in checks["switches"]["message"]
     assert "RL_TRITON_FAST_PATH" in checks["fast path"]["advice"]
     assert "'many'" in checks["threads"]["message"]
@@ -136,13 +134,22 @@ def test_it_is_a_command_of_the_distribution():
     assert lines[lines.index("[project.scripts]") + 1] == f'rl-triton = "{main.__module__}:{main.__name__}"'
 
 
-@pytest.mark.parametrize(("version", "status"), [("1.10", "problem"), ("2.9.7", "ok"), ("2.10.0", "warning")])
-def test_versions_of_frameworks(tmp_path, monkeypatch, version, status):
-    """Too old, that which was tried, and newer."""
-    packages = {"stable-baselines3": version, "torch": "0.1"}
-    install_packages(tmp_path, monkeypatch, ['stable-baselines3>=2.9; extra == "sb3"', "torch>=2.8"], **packages)
-    found, _, advice = doctor.check_frameworks()
-    assert found == status and advice.startswith({"problem": "pip install", "warning": "compare a"}.get(found, ""))
+@pytest.mark.parametrize(
+    ("version", "status", "said"),
+    [
+        ("1.10", "problem", "pip install"),
+        ("2.9.7", "ok", ""),
+        ("2.10.0", "warning", "compare"),
+        ("ray", "warning", "check_ray"),
+    ],
+)
+def test_versions_of_frameworks(tmp_path, monkeypatch, version, status, said):
+    """Too old, that which was tried, and newer; what is not installed, and what is no framework, is left out."""
+    extras = [f'{name}; extra == "sb3"' for name in ("stable-baselines3>=2.9", "ray>=2", "matplotlib>=3")]
+    packages = {"ray": "99.1"} if version == "ray" else {"stable-baselines3": version, "matplotlib": "1"}
+    install_packages(tmp_path, monkeypatch, extras, **packages)
+    found, message, advice = doctor.check_packages()
+    assert found == status and said in advice and ("ray" in packages) == ("ray" in message + advice)
 
 
 @pytest.mark.parametrize(
@@ -234,14 +241,11 @@ def test_warmup(capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("warmup --estimator gae --tensors dones", "tensors: got 'dones', expected"),
         ("warmup --estimator gae --updates beta", "--updates: got 'beta', expected one of categorical"),
         ("warmup --estimator gae --shape -1 5", "shape: got (-1, 5), expected two sizes of at least 1"),
-        ("warmup --estimator gae --shape 5 0", "shape: got (5, 0), expected"),
         ("warmup --estimator gae --shape 100000000000 100000000000", "expected one that fits into memory"),
         ("warmup --estimator gae --device nonsense", "device: got 'nonsense', expected one that there is here"),
         ("warmup --estimator gae --device meta", "device: got 'meta', expected one that there is here"),
-        ("warmup --estimator gae --device cuda:99", "device: got 'cuda:99', expected one that there is here"),
         ("warmup --estimator gae --backend cpu --device meta", "backend: got 'cpu', which is not available"),
         ("selftest --cases 0", "--cases: got 0, expected at least 1"),
         ("selftest --seed -1", "--seed: got -1, expected at least 0"),

@@ -151,9 +151,8 @@ def test_same_step_by_hand():
 
 
 def test_arrival_flags_by_hand():
-    for converter in (conv.from_episode_starts, conv.from_cleanrl):
-        got = converter(flags(1, 0, 1, 0), edge(True), edge(9.0), time_dim=-1)
-        assert_is(got, (0, 1, 0, 1), None, edge(9.0), None)
+    got = conv.from_cleanrl(flags(1, 0, 1, 0), edge(True), edge(9.0), time_dim=-1)
+    assert_is(got, (0, 1, 0, 1), None, edge(9.0), None)
 
 
 @pytest.mark.parametrize("form", ["dense", "sparse"])
@@ -180,7 +179,6 @@ def make_arguments(name, num_envs=3, num_steps=4, time_dim=-1, device="cpu"):
 FINAL = {"terminated": "flag", "truncated": "flag", "final_values": "per_step", "next_value": "per_env"}
 SIGNATURES = {
     "from_gymnasium_same_step": FINAL,
-    "from_episode_starts": {"episode_starts": "flag", "dones": "flag_per_env", "last_values": "per_env"},
     "from_cleanrl": {"dones": "flag", "next_done": "flag_per_env", "next_value": "per_env"},
 }
 CONVERTERS = pytest.mark.parametrize("name", SIGNATURES)

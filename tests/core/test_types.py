@@ -1,6 +1,5 @@
 """What type checkers and editors see: results that depend on a flag, and the packages of an editable install."""
 
-import inspect
 import os
 import re
 import shutil
@@ -11,9 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-
-import rl_triton_core as ours
-from rl_triton_core.estimators import traces
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
@@ -63,19 +59,6 @@ def test_a_program_of_a_user_has_types(checker, tmp_path):
     result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
     errors = set(re.findall(r"program\.py:(\d+).*error", result.stdout))
     assert errors == {str(len(PROGRAM.splitlines()))}, result.stdout + result.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "flag", "kind"),
-    [
-        ("compute_eligibility_traces", "return_state", traces.TraceOptions),
-        ("compute_episodic_prefix_sum", "return_state", traces.SumOptions),
-    ],
-)
-def test_type_checkers_know_every_option(name, flag, kind):
-    parameters = inspect.signature(getattr(ours, name)).parameters.values()
-    named = {x.name for x in parameters if x.kind is x.KEYWORD_ONLY}
-    assert named == {*kind.__annotations__, flag}
 
 
 def test_an_editable_install_is_a_list_of_folders(tmp_path):

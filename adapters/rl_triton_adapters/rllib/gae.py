@@ -17,7 +17,7 @@ from torch import Tensor
 
 from rl_triton_adapters.common.overrides import find_replaced
 from rl_triton_adapters.common.switch import find_off_switch
-from rl_triton_core import compute_gae, normalize_advantages, warm_up
+from rl_triton_core import compute_gae, normalize_advantages
 
 
 class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
@@ -165,9 +165,9 @@ def shift_values(values: Tensor, seq_lens: Tensor | None = None) -> Tensor:
 def warm_up_gae(piece: TritonGeneralAdvantageEstimation, module: Any, num_slots: int, device: Any) -> None:
     """Compile what a piece needs for a module with batches of this size."""
     if isinstance(module, ValueFunctionAPI):
-        options: dict[str, Any] = {"backend": piece.backend, "device": device}
-        padding = ["mask"] if module.is_stateful() else []
-        tensors = ["terminated", "truncated", "next_values", *padding]
-        warm_up("compute_gae", (1, num_slots), tensors=tensors, gamma=piece.gamma, lambda_=piece.lambda_, **options)
-        mask = ["mask"] if piece.masked_statistics else padding
-        warm_up("normalize_advantages", (1, num_slots), tensors=mask, **options, **STANDARDISED)
+        x = torch.zeros(1, num_slots, device=device)
+        padding = x == 0 if module.is_stateful() else None
+        about: dict[str, Any] = {"backend": piece.backend, "gamma": piece.gamma, "lambda_": piece.lambda_}
+        compute_gae(x, x, terminated=x != 0, truncated=x != 0, next_values=x, mask=padding, **about)
+        mask = x == 0 if piece.masked_statistics else padding
+        normalize_advantages(x, mask, backend=piece.backend, **STANDARDISED)

@@ -262,8 +262,8 @@ class TritonVTraceLearner(TritonLearner):
         length = self.config.get_rollout_fragment_length()
         if module.is_stateful():
             length = module.model_config["max_seq_len"]
-        shape = math.ceil(num_slots / length), length
-        warm_up_vtrace(self.config, shape, device=self._device, backend=self._flags.rl_triton_backend)
+        shape = length, math.ceil(num_slots / length)
+        warm_up_vtrace(self.config, shape, self._device, self._flags.rl_triton_backend)
 
     def compute_vtrace(self, **arguments: Any) -> tuple[Tensor, Tensor]:
         """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.

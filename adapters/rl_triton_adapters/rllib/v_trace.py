@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rl_triton_adapters.common.copies import copy_function
 from rl_triton_adapters.common.switch import with_switch
-from rl_triton_core import compute_vtrace, warm_up
+from rl_triton_core import compute_vtrace
 
 
 @with_switch(vtrace_torch)
@@ -82,11 +82,11 @@ def replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
     return MethodType(copy_function(function, {name: replacement}), method.__self__)
 
 
-def warm_up_vtrace(config: Any, shape: tuple[int, int], **options: Any) -> None:
-    """Compile what V-Trace of a batch needs, of so many rows and steps."""
-    clips: dict[str, Any] = {
-        "rho_bar": convert_clip(config.vtrace_clip_rho_threshold),
-        "rho_bar_pg": convert_clip(config.vtrace_clip_pg_rho_threshold),
-    }
-    tensors = ("target_log_probs", "behaviour_log_probs", "gamma", "bootstrap_values")
-    warm_up("compute_vtrace", shape, tensors=tensors, **clips, **options)
+def warm_up_vtrace(config: Any, shape: tuple[int, int], device: Any, backend: str | None) -> None:
+    """Compile what V-Trace of a batch needs, of so many steps and rows."""
+    x = torch.zeros(shape, device=device)
+    vtrace(
+        target_action_log_probs=x, behaviour_action_log_probs=x, discounts=x, rewards=x, values=x,
+        bootstrap_values=x[0], clip_rho_threshold=config.vtrace_clip_rho_threshold,
+        clip_pg_rho_threshold=config.vtrace_clip_pg_rho_threshold, backend=backend,
+    )  # fmt: skip

@@ -7,20 +7,18 @@ import torch
 pytest.importorskip("torchrl")
 pytest.importorskip("sb3_contrib")
 
+import sb3_kinds
 import test_cleanrl
 import test_torchrl
 import test_torchrl_losses
-from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-from stable_baselines3 import A2C, DQN, PPO
+from sb3_kinds import A2C, DQN, PPO, MaskablePPO, RecurrentPPO, TritonA2C, TritonDQN, TritonMaskablePPO, TritonPPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from test_sb3 import assert_same_agent, make_cartpole
 from torchrl.objectives import ClipPPOLoss
 
 from rl_triton_adapters.cleanrl import gae
-from rl_triton_adapters.sb3 import TritonA2C, TritonPPO, TritonRolloutBuffer
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3 import TritonRolloutBuffer
 from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 
 REASON = "RL_TRITON=0 in the environment"
@@ -30,7 +28,7 @@ ALGORITHMS = {
     "A2C": (A2C, TritonA2C, "MlpPolicy", {}),
     "MaskablePPO": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", SMALL),
     "DQN": (DQN, TritonDQN, "MlpPolicy", {"learning_starts": 16, "batch_size": 8}),
-    "RecurrentPPO": (RecurrentPPO, TritonRecurrentPPO, "MlpLstmPolicy", SMALL),
+    "RecurrentPPO": (RecurrentPPO, sb3_kinds.TritonRecurrentPPO, "MlpLstmPolicy", SMALL),
 }
 
 

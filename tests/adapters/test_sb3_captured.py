@@ -19,9 +19,8 @@ from compilations import count_compilations
 from gymnasium import spaces
 from recorded_graphs import allow_captures
 from sb3_callbacks import At
-from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
-from stable_baselines3 import A2C, PPO
+from sb3_kinds import A2C, PPO, STOCK, MaskablePPO, TritonA2C, TritonMaskablePPO, TritonPPO, TritonRecurrentPPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import Logger
@@ -33,13 +32,10 @@ from torch.distributions import Distribution
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters.common import optimizers
 from rl_triton_adapters.common.optimizers import clip_gradients, fuse_optimizer, is_fused
-from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
 
 pytestmark = pytest.mark.covering
 
 OPTIONS = {"n_steps": 32, "batch_size": 24, "n_epochs": 3, "seed": 0}  # a short last minibatch
-STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO}
 A2C_OPTIONS = {"n_steps": 32, "seed": 0}
 
 

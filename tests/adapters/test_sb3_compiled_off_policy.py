@@ -9,12 +9,9 @@ import torch
 pytest.importorskip("sb3_contrib")
 import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
+from sb3_kinds import TritonDDPG, TritonDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
 from test_sb3_off_policy import FORMS, SAC, STOCK, Goal, compare_models, draw_newest, is_discrete, normalize
-
-from rl_triton_adapters.sb3.dqn import TritonDQN
-from rl_triton_adapters.sb3.sac import TritonSAC
-from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
 
 COMPILED = "updates are compiled"
 KINDS = [TritonDQN, TritonSAC, TritonTD3, TritonDDPG]

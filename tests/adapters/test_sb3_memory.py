@@ -10,16 +10,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 from gymnasium import spaces
 from sb3_callbacks import At
-from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import A2C, PPO
+from sb3_kinds import A2C, PPO, MaskablePPO, RecurrentPPO, TritonA2C, TritonDQN, TritonMaskablePPO, TritonPPO, TritonSAC
 from stable_baselines3.common.vec_env import DummyVecEnv
-
-from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-from rl_triton_adapters.sb3.dqn import TritonDQN
-from rl_triton_adapters.sb3.sac import TritonSAC
 
 IMAGE = spaces.Box(0, 255, (3, 84, 84), np.uint8)  # of a rollout 1.4 MB; one of Python's own tables may grow by 0.1
 ARRAY = spaces.Box(-1, 1, (5000,))
@@ -50,7 +45,7 @@ CASES = {
     "dictionary": (PPO, TritonPPO, "MultiInputPolicy", spaces.Dict(dict.fromkeys("abcd", ARRAY))),
     "a2c": (A2C, TritonA2C, "MlpPolicy", ARRAY),
     "maskable": (MaskablePPO, TritonMaskablePPO, "MlpPolicy", ARRAY),
-    "recurrent": (RecurrentPPO, partial(TritonRecurrentPPO, enabled=True), "MlpLstmPolicy", ARRAY),
+    "recurrent": (RecurrentPPO, partial(sb3_kinds.TritonRecurrentPPO, enabled=True), "MlpLstmPolicy", ARRAY),
 }
 N_STEPS = 64  # of both environments
 

@@ -15,12 +15,13 @@ import torch
 from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 from gymnasium import spaces
 from process_state import interrupted
 from recorded_graphs import allow_captures
 from sb3_callbacks import At
-from sb3_contrib import QRDQN, TQC, CrossQ
-from stable_baselines3 import DDPG, DQN, SAC, TD3
+from sb3_kinds import DQN, QRDQN, SAC, TD3, TritonCrossQ, TritonDDPG, TritonDQN, TritonSAC, TritonTD3, TritonTQC
+from sb3_kinds import OFF_POLICY as STOCK
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
@@ -33,22 +34,10 @@ from torch.distributions import Distribution
 from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.base import replace_methods
-from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC, list_renorms
-from rl_triton_adapters.sb3.dqn import TritonDQN
+from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.off_policy import average_parameters
-from rl_triton_adapters.sb3.sac import TritonSAC
-from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
 
-STOCK = {
-    TritonSAC: SAC,
-    TritonTD3: TD3,
-    TritonDDPG: DDPG,
-    TritonDQN: DQN,
-    TritonTQC: TQC,
-    TritonQRDQN: QRDQN,
-    TritonCrossQ: CrossQ,
-}
 TOLD = {
     **{"net_arch": [16, 16], "activation_fn": torch.nn.Softplus, "optimizer_class": torch.optim.Adam},
     "optimizer_kwargs": {"foreach": True, "eps": 1e-3},
@@ -141,7 +130,7 @@ CASES = [(TritonTD3, name, x) for name, x in CONTINUOUS.items()]
 CASES += [(kind, "defaults", {}) for kind in (TritonSAC, TritonDDPG, TritonTQC, TritonCrossQ)]
 CASES += [(kind, name, x) for kind, options in OWN.items() for name, x in options.items()]
 CASES += [(TritonDQN, name, x) for name, x in DISCRETE.items()]
-CASES += [(TritonQRDQN, name, DISCRETE[name]) for name in ("defaults", "several steps")]
+CASES += [(sb3_kinds.TritonQRDQN, name, DISCRETE[name]) for name in ("defaults", "several steps")]
 IDS = [f"{STOCK[kind].__name__}-{name}" for kind, name, _ in CASES]
 
 

@@ -11,19 +11,14 @@ pytest.importorskip("sb3_contrib")
 from gpu_checks import GPU
 from gymnasium import spaces
 from sb3_callbacks import At
-from sb3_contrib import MaskablePPO, RecurrentPPO
-from stable_baselines3 import A2C, PPO
+from sb3_kinds import STOCK, TritonA2C, TritonMaskablePPO, TritonPPO, TritonRecurrentPPO
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.vec_env import DummyVecEnv
 from test_sb3_captured import OwnPolicy, allow_captures
 from torch.distributions import Bernoulli, Distribution
 
-from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-
 pytestmark = pytest.mark.covering
 
-STOCK = {TritonPPO: PPO, TritonA2C: A2C, TritonMaskablePPO: MaskablePPO, TritonRecurrentPPO: RecurrentPPO}
 OPTIONS = {"n_steps": 16, "batch_size": 8, "n_epochs": 2}
 BOX = spaces.Box(-1, 1, (2,))
 

@@ -8,24 +8,16 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 from overrides import alter
 from replaced import list_run, list_state, update_with_changes
-from sb3_contrib import MaskablePPO, RecurrentPPO
 from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-from stable_baselines3 import DQN, PPO
+from sb3_kinds import DQN, PPO, STOCK, MaskablePPO, RecurrentPPO, TritonA2C, TritonDQN, TritonMaskablePPO, TritonPPO
 from stable_baselines3.common.distributions import DiagGaussianDistribution
 from test_sb3_captured import compare
 
-from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-from rl_triton_adapters.sb3.contrib_off_policy import TritonTQC
-from rl_triton_adapters.sb3.dqn import TritonDQN
-from rl_triton_adapters.sb3.sac import TritonSAC
-from rl_triton_adapters.sb3.td3 import TritonTD3
-
-ON_POLICY = [TritonPPO, TritonA2C, TritonMaskablePPO, TritonRecurrentPPO]
-OURS = [*ON_POLICY[:3], TritonSAC, TritonTD3, TritonDQN, TritonTQC]
-STOCK = {kind: next(x for x in kind.__mro__ if f"Triton{x.__name__}" == kind.__name__) for kind in [*ON_POLICY, *OURS]}
+ON_POLICY = [TritonPPO, TritonA2C, TritonMaskablePPO, sb3_kinds.TritonRecurrentPPO]
+OURS = [*ON_POLICY[:3], sb3_kinds.TritonSAC, sb3_kinds.TritonTD3, TritonDQN, sb3_kinds.TritonTQC]
 PACKAGES = ("stable_baselines3", "sb3_contrib")
 ALIASES = ("_wrapped_call_impl", "_predict", "get_distribution")  # what nothing looks up by this name while it learns
 UNSEEN = ["_Real.check"]  # of a constraint in a constraint

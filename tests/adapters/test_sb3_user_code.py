@@ -11,29 +11,21 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 from overrides import list_methods
 from process_state import assert_same as assert_unchanged
 from process_state import interrupted, read_state
 from recorded_graphs import allow_captures
-from sb3_contrib import CrossQ, RecurrentPPO
-from stable_baselines3 import TD3
+from sb3_kinds import OFF_POLICY, ON_POLICY, STOCK, TD3, CrossQ, RecurrentPPO, TritonCrossQ, TritonPPO, TritonSAC
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
-from test_sb3_captured import STOCK as ON_POLICY
 from test_sb3_captured import compare
-from test_sb3_off_policy import STOCK as OFF_POLICY
 from test_sb3_off_policy import TOLD, is_discrete
 
-from rl_triton_adapters.sb3.captured import TritonPPO
-from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonTQC
-from rl_triton_adapters.sb3.sac import TritonSAC
-
-STOCK = ON_POLICY | OFF_POLICY | {TritonRecurrentPPO: RecurrentPPO}
 NUM_STEPS = 40
 WAYS = {how: f"updates are {how}" for how in ("compiled", "captured")}
 
@@ -198,7 +190,7 @@ class Writer(KVWriter):
         pass
 
 
-HOWS = {kind: ["hooks", "captured"] for kind in STOCK} | {TritonRecurrentPPO: ["plain"]}
+HOWS = {kind: ["hooks", "captured"] for kind in STOCK} | {sb3_kinds.TritonRecurrentPPO: ["plain"]}
 HOWS |= {kind: ["compiled", "hooks", "captured"] for kind in ON_POLICY}
 """In which ways ours makes updates: in compiled code, eagerly where modules and optimizers have hooks, in graphs."""
 CASES = pytest.mark.parametrize(("kind", "how"), [(kind, how) for kind, hows in HOWS.items() for how in hows])
@@ -234,7 +226,7 @@ def test_gradients_arrive_as_often_as_in_stock(kind, monkeypatch):
 
 @pytest.mark.parametrize("options", [{"fades": True}, *({"target_kl": x} for x in (0.0, -1.0, math.nan))])
 @pytest.mark.parametrize("how", ["compiled", "captured"])
-@pytest.mark.parametrize("kind", [TritonPPO, TritonMaskablePPO])
+@pytest.mark.parametrize("kind", [TritonPPO, sb3_kinds.TritonMaskablePPO])
 def test_user_code_is_called_as_by_stock_where_that_updates(kind, how, options, monkeypatch):
     """Clip ranges that end, and what rounding decides."""
     stock, ours = make_users(kind, how, monkeypatch, **options)
@@ -303,7 +295,7 @@ class AskAndCopy(Callback):
         self.kept = copy.deepcopy(self.model.policy)
 
 
-@pytest.mark.parametrize("kind", [*ON_POLICY, TritonSAC, TritonTQC, TritonCrossQ])
+@pytest.mark.parametrize("kind", [*ON_POLICY, TritonSAC, sb3_kinds.TritonTQC, TritonCrossQ])
 @pytest.mark.parametrize("how", ["hooks", "captured"])
 def test_a_policy_that_was_asked_for_a_distribution_can_be_copied(kind, how, monkeypatch):
     users = make_users(kind, how, monkeypatch, **({} if kind in ON_POLICY else {"learning_starts": 0}))

@@ -51,7 +51,7 @@ def linear_token_log_probs(
         entropy: Whether to compute entropies.
         mask: Nonzero where a token counts, [...]. Elsewhere neither hidden states nor token are read; results and
             gradient are 0 there. None: everywhere.
-        chunk: Tokens of a chunk; None: those of about 1 GiB of logits on a GPU, 64 MiB elsewhere, at least 256.
+        chunk: Tokens of a chunk; None: equal ones of at most about 1.25 GiB of logits on a GPU, 64 MiB elsewhere.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
@@ -215,9 +215,8 @@ def share_tokens(
 ) -> tuple[torch.Tensor, Any]:
     """The weight of each token in a sum over all of them, and what makes the loss of that: a factor, 0 for 1/0."""
     shares = sequences.weigh(tokens)
-    divisor = normalizer
-    if divisor is None:
-        divisor = shares.sum() if aggregation == "token-mean" else float(sequences.count)
+    usual = shares.sum() if aggregation == "token-mean" else float(sequences.count)
+    divisor = usual if normalizer is None else normalizer
     if aggregation == "sequence-mean":
         count = sequences.sum(shares)
         shares = shares * sequences.spread(torch.where(count == 0, 0, 1 / count))

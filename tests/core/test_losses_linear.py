@@ -5,6 +5,7 @@ import torch
 from test_losses_logits import EPSILONS, TOLERANCES
 from torch.utils.checkpoint import checkpoint
 
+from rl_triton_core._internal.tokens import linear
 from rl_triton_core.losses import linear_token_log_probs, token_log_probs
 from rl_triton_core.testing import assert_close
 
@@ -156,6 +157,14 @@ def test_memory_is_that_of_a_chunk(monkeypatch):
     hidden, weight, _, tokens = draw(shape=(64,))
     linear_token_log_probs(hidden.requires_grad_(), weight, tokens, chunk=8).log_probs.sum().backward()
     assert made == [(8, SIZE)] * 2
+
+
+def test_chunks_are_equal_and_of_full_tiles(monkeypatch):
+    monkeypatch.setitem(linear.CHUNK_BYTES, "cpu", 3 * linear.TILE * SIZE * 4)
+    hidden, weight, bias, tokens = draw(shape=(4 * linear.TILE - 24,))
+    call = linear.LinearTokens(hidden, weight, bias, tokens, None, 1.0, None, None)
+    assert call.list_chunks() == [slice(0, 2 * linear.TILE), slice(2 * linear.TILE, len(tokens))]
+    assert call._replace(hidden=hidden[:0]).list_chunks() == []
 
 
 def test_a_second_derivative_is_refused():

@@ -196,11 +196,11 @@ $(RLLIB_READY): pyproject.toml constraints.txt
 	@touch $@
 
 # The frameworks themselves without their dependencies, of which tests need few; pip then names those it misses. Of
-# OpenRLHF, TRL and SkyRL, which asks for Python 3.12, tests read the source alone.
+# OpenRLHF and SkyRL, which asks for Python 3.12, tests read the source alone.
 $(FRAMEWORKS_READY): pyproject.toml constraints.txt constraints-frameworks.txt
 	@$(call make_environment,$(VENV_FRAMEWORKS),10)
-	@$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . codetiming gitpython gymnasium hypothesis \
-		omegaconf psutil pytest pytest-xdist ray tensorboard tensorboardx tensordict tqdm transformers
+	@$(INSTALL_FRAMEWORKS) -c constraints.txt -c constraints-frameworks.txt -e . accelerate codetiming datasets gitpython \
+		gymnasium hypothesis omegaconf psutil pytest pytest-xdist ray tensorboard tensorboardx tensordict tqdm transformers
 	@$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps openrlhf rl-games rlinf rsl-rl-lib skrl trl verl
 	@$(INSTALL_FRAMEWORKS) -c constraints-frameworks.txt --no-deps --ignore-requires-python skyrl
 	@touch $@

@@ -11,7 +11,6 @@ class Deferral(TorchFunctionMode):
     """A context in which `item` returns a tensor, and `torch.tensor` copies no number to the device."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Call a function of PyTorch."""
         if function is Tensor.item:
             return args[0].detach()
         if function is torch.tensor and isinstance(args[0], float):

@@ -86,20 +86,12 @@ def compute_gae_advantage_return(
     mask = response_mask != 0
     if (count := int(torch.count_nonzero(mask))) < 2:
         raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
-    advantages, returns = compute_gae(
-        token_level_rewards,
-        values,
-        gamma=float(gamma),
-        lambda_=check_number("lam", lam, 0.0, 1.0),
-        bootstrap_values=0.0,
-        mask=mask,
-        backend=backend,
-    )
+    options: dict[str, Any] = {"gamma": float(gamma), "lambda_": check_number("lam", lam, 0.0, 1.0), "mask": mask}
+    advantages, returns = compute_gae(token_level_rewards, values, bootstrap_values=0.0, **options, backend=backend)
     of_product = torch.promote_types(token_level_rewards.dtype, response_mask.dtype)
     dtype = torch.promote_types(of_product, values.dtype)
-    whitened = normalize_advantages(
-        advantages, mask, correction=1, epsilon=1e-8, epsilon_mode="variance", backend=backend
-    )
+    options = {"correction": 1, "epsilon": 1e-8, "epsilon_mode": "variance"}
+    whitened = normalize_advantages(advantages, mask, **options, backend=backend)
     return whitened.to(dtype), returns.to(dtype)
 
 
@@ -127,16 +119,13 @@ def make_policy_loss(name: str, mode: str = "token-mean") -> PolicyLoss:
         *,
         backend: str | None = None,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        if config is None:
-            raise ValueError("config: got None, expected that of the actor, with clip_ratio")
         assert stock is not None
         # the eight bytes of an integer take time to read
         mask = response_mask if response_mask.is_floating_point() else response_mask != 0
         tensors = old_log_prob, log_prob.detach(), advantages
-        options, valid = _choose_loss(name, config, *tensors)
-        weights = rollout_is_weights
-        if valid is not None:
-            weights = valid.to(log_prob.dtype) if weights is None else valid * weights
+        options, weights = _choose_loss(name, config, *tensors), rollout_is_weights
+        if "valid" in options:
+            weights = options.pop("valid") * (1.0 if weights is None else weights)
         used = mode if name == "sapo" else loss_agg_mode  # as in verl
         aggregation, normalizer = _get_aggregation(mask, used, **config.global_batch_info)
         options |= {"mask": mask, "aggregation": aggregation, "normalizer": normalizer, "backend": backend}
@@ -155,31 +144,29 @@ LOSSES |= {name: make_policy_loss(name, "seq-mean-token-mean") for name in ("gsp
 """The policy losses by the name that a configuration has."""
 
 
-def _choose_loss(
-    name: str, config: Any, old: torch.Tensor, new: torch.Tensor, advantages: torch.Tensor
-) -> tuple[dict[str, Any], torch.Tensor | None]:
-    """Arguments of `grpo_loss` for one of the losses, and which tokens have one at all."""
+def _choose_loss(name: str, config: Any, old: Any, new: Any, advantages: Any) -> dict[str, Any]:
+    """Arguments of `grpo_loss` for one of the losses, and perhaps which tokens have one at all."""
     low, high = (config.clip_ratio if x is None else x for x in (config.clip_ratio_low, config.clip_ratio_high))
     most = config.get("clip_ratio_c", 3.0)
     clips = {"clip": low, "clip_high": high, "log_ratio_clamp": LOG_RATIO_CLAMP}
     if name == LOSS_NAME:
-        return clips | {"dual_clip": most}, None
+        return clips | {"dual_clip": most}
     if name == "gspo":  # of verl's bounds there is the upper one
-        return clips | {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP}, None
+        return clips | {"ratio": "sequence-token", "log_ratio_clamp": SEQUENCE_CLAMP}
     if name == "cispo":
-        return clips | {"surrogate": "cispo"}, None
+        return clips | {"surrogate": "cispo"}
     if name == "sapo":
         tau = {"tau": float(config.tau_pos), "tau_negative": float(config.tau_neg)}
-        return {"surrogate": "sapo", "log_ratio_clamp": LOG_RATIO_CLAMP, **tau}, None
+        return {"surrogate": "sapo", "log_ratio_clamp": LOG_RATIO_CLAMP, **tau}
     if name == "gpg":
-        return {"surrogate": "reinforce"}, None
+        return {"surrogate": "reinforce"}
     p, q, rises = new.exp(), old.exp(), advantages > 0
     if name == "dppo_tv":
         valid = torch.where(rises, p - q <= high, p - q >= -low)
     else:  # of two outcomes: this token, or another
         kl = q * (old - new) + (1 - q) * torch.log((1 - q + 1e-8) / (1 - p + 1e-8))
         valid = torch.where(rises, (kl <= high) | (p <= q), (kl <= low) | (p >= q))
-    return clips | {"surrogate": "cispo", "clip": None, "clip_high": most - 1}, valid
+    return clips | {"surrogate": "cispo", "clip": None, "clip_high": most - 1, "valid": valid}
 
 
 # -- log-probabilities and entropies from logits -----------------------------------------------------------------------
@@ -249,10 +236,8 @@ AGGREGATIONS = {
 
 ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage_return}
 """By the name of the estimator: the function, which is called like the one of verl's whose place it takes."""
-TOKENS: dict[str, Callable[..., torch.Tensor]] = {
-    function.__name__: function
-    for function in (logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking)
-}
+_of_logits = logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking
+TOKENS: dict[str, Callable[..., torch.Tensor]] = {x.__name__: x for x in _of_logits}
 """The same of functions of logits, which are in no registry."""
 
 
@@ -289,12 +274,13 @@ def install(*, backend: str | None = None) -> None:
         return
     same = _find_same_functions()
     try:
-        for name, (ours, module, registry) in same.items():
+        for name, ours in same.items():
             bound = ours if backend is None else partial(ours, backend=backend)
             if name != LOSS_NAME:
-                _replace(vars(module), ours.__name__, bound)
-            if registry is not None:
-                _replace(registry, name, bound)
+                _replace(vars(_find_module(name)), ours.__name__, bound)
+            if name not in TOKENS:
+                of_losses, of_estimators = core_algos.POLICY_LOSS_REGISTRY, core_algos.ADV_ESTIMATOR_REGISTRY
+                _replace(of_losses if name in LOSSES else of_estimators, name, bound)
     except BaseException:
         uninstall()
         raise
@@ -325,28 +311,22 @@ def _replace(place: dict[str, Any], name: str, ours: Any) -> None:
     place[name] = ours
 
 
-def _list_functions() -> dict[str, tuple[Callable[..., Any], Any, dict[str, Any] | None]]:
-    """Functions by name, with the module of verl's and perhaps the registry where the stock ones are."""
-    return {
-        **{name: (x, core_algos, core_algos.ADV_ESTIMATOR_REGISTRY) for name, x in ESTIMATORS.items()},
-        **{name: (x, core_algos, core_algos.POLICY_LOSS_REGISTRY) for name, x in LOSSES.items()},
-        **{name: (x, torch_functional, None) for name, x in TOKENS.items()},
-    }
+def _find_module(name: str) -> Any:
+    """Where verl's function is."""
+    return torch_functional if name in TOKENS else core_algos
 
 
-def _find_same_functions() -> dict[str, tuple[Callable[..., Any], Any, dict[str, Any] | None]]:
-    """Find what of verl's may be replaced, and warn of what differs."""
+def _find_same_functions() -> dict[str, Callable[..., Any]]:
+    """Find what of verl's may be replaced, by which function, and warn of what differs."""
     same, different = {}, []
-    for name, found in _list_functions().items():
-        ours, module, _ = found
+    for name, ours in {**ESTIMATORS, **LOSSES, **TOKENS}.items():
         attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else ours.__name__
-        if not hasattr(module, attribute):
-            continue
-        if difference := _compare(name, ours, getattr(module, attribute)):
-            place = f"{module.__name__.rpartition('.')[2]}.{attribute}"
-            different.append(f"verl {verl.__version__}: {place} {difference}")
-        else:
-            same[name] = found
+        if stock := getattr(module := _find_module(name), attribute, None):
+            if difference := _compare(name, ours, stock):
+                place = f"{module.__name__.rpartition('.')[2]}.{attribute}"
+                different.append(f"verl {verl.__version__}: {place} {difference}")
+            else:
+                same[name] = ours
     if not same:
         raise RuntimeError(different[0])
     for text in different:

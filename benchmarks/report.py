@@ -435,9 +435,7 @@ OF_LOGITS: list[Column] = [
     *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
 ]
 PARTS: dict[str, Callable[[], str]] = {
-    **{
-        f"calls_{name}": partial(write_benchmark, f"calls_{name}", partial(list_calls, x)) for name, x in ON_GPU.items()
-    },
+    **{f"calls_{key}": partial(write_benchmark, f"calls_{key}", partial(list_calls, x)) for key, x in ON_GPU.items()},
     "calls_cpu": partial(write_benchmark, "calls_cpu", list_rows),
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},

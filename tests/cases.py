@@ -438,9 +438,8 @@ class Call:
             dtype = self.how.mask_dtype if name == "mask" else self.how.flag_dtype
         else:
             dtype = self.how.dtype if x.dtype.kind == "f" else torch.as_tensor(x).dtype
-        return self._place_tensor(
-            x.swapaxes(0, 1) if self.is_time_major and x.ndim > 1 and name != "initial" else x, dtype
-        )
+        is_turned = self.is_time_major and x.ndim > 1 and name != "initial"
+        return self._place_tensor(x.swapaxes(0, 1) if is_turned else x, dtype)
 
     def _place_tensor(self, array, dtype):
         layout = self.how.layouts[len(self.placed) % len(self.how.layouts)]

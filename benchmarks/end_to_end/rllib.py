@@ -102,9 +102,8 @@ def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
         pieces[-1] = learner.find_estimator()  # as it is while the pipeline runs
     piece = pieces[-1]
     kind = type(piece)
-    method, name = (
-        ("_compute_columns", "compute_gae_of_slots") if "_compute_columns" in vars(kind) else ("__call__", RECURRENCE)
-    )
+    is_ours = "_compute_columns" in vars(kind)
+    method, name = ("_compute_columns", "compute_gae_of_slots") if is_ours else ("__call__", RECURRENCE)
     copy = vars(kind)[method]
     copies = {method: copy_function(copy, {name: watch.around(ADVANTAGES, copy.__globals__[name])})}
     copies["__call__"] = watch.around("connector", copies.get("__call__", kind.__call__))

@@ -66,12 +66,10 @@ def make_pair(monkeypatch, device, **options):
 
 
 def draw_batches(number, size=8, device="cpu"):
-    generator = torch.Generator().manual_seed(1)
+    g = torch.Generator().manual_seed(1)
     for i in range(number):
         rows = size if i % 5 else size // 2
-        yield [
-            x.to(device) for x in (torch.randn(rows, 4, generator=generator), torch.randn(rows, generator=generator))
-        ]
+        yield [x.to(device) for x in (torch.randn(rows, 4, generator=g), torch.randn(rows, generator=g))]
 
 
 def step_all(trainings, batches, *more, weight=1.0):

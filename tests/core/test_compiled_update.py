@@ -119,9 +119,8 @@ def update_slowly(agent, optimizer, rollout, orders, size, **numbers):
                 policy_loss = -torch.min(advantages * ratio, advantages * clipped).mean()
             if value_clip:
                 values = part.old_values + (values - part.old_values).clamp(-value_clip, value_clip)
-            loss = (
-                policy_loss + 0.5 * (part.returns - values).square().mean() - numbers["entropy_coef"] * entropy.mean()
-            )
+            value_loss = (part.returns - values).square().mean()
+            loss = policy_loss + 0.5 * value_loss - numbers["entropy_coef"] * entropy.mean()
             losses.append(loss.item())
             if (log_ratio.exp() - 1 - log_ratio).mean() > numbers.get("max_kl", torch.inf):
                 return losses

@@ -138,9 +138,7 @@ def test_an_edge_value_per_sequence(target, valid):
 def test_types(target, estimator):
     lengths = LENGTHS["ragged"]
     case = make_packed_case(estimator, lengths)
-    floats = (
-        [How(flag_dtype=torch.float32)] if target.backend != "cpu" or estimator in (cases.GAE, cases.PREFIX) else []
-    )
+    floats = [How(flag_dtype=torch.float32)] * (target.backend != "cpu" or estimator in (cases.GAE, cases.PREFIX))
     for how in (How(dtype=torch.bfloat16), How(layouts=("strided",)), *floats):
         check_packed(case, lengths, target, how)
 

@@ -50,6 +50,7 @@ BENCHMARKS = {
     "regimes": Benchmark("regimes"),
     "token_log_probs": Benchmark("token_log_probs"),
     "linear_token_log_probs": Benchmark("linear_token_log_probs"),
+    "trl_step": Benchmark("trl_step", ("trl", "accelerate", "datasets")),
     "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
     "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),

@@ -427,7 +427,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 TABLES = (  # benchmarks with a line for each setting
     "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
-    "packed", "losses", "multi_gpu", "linear_token_log_probs", "rllib_training",
+    "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step", "rllib_training",
 )  # fmt: skip
 OF_LOGITS: list[Column] = [
     *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),

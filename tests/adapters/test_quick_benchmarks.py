@@ -15,7 +15,7 @@ from benchmarks.__main__ import BENCHMARKS
 from benchmarks.end_to_end import run
 from benchmarks.end_to_end.stopwatch import Stopwatch
 
-NAMES = ("losses", "packed", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
+NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
 NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics", "verl_advantages")
 """Other tests run the others."""
 

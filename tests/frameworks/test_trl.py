@@ -5,6 +5,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for TRL 1.15, which has kernels alone
@@ -129,6 +130,28 @@ def test_training_is_that_of_trl(options, tmp_path):
         numbers = {name: x for name, x in wanted.items() if not name.endswith(("time", "runtime", "per_second"))}
         assert {name: got[name] for name in numbers} == pytest.approx(numbers, rel=1e-3, abs=1e-4)
         assert all(x is None or isinstance(x, int | float) for x in got.values())
+
+
+class Waits(TorchFunctionMode):
+    """Counts what waits for a device."""
+
+    count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += getattr(function, "__name__", "") in ("item", "__bool__", "__float__")
+        return function(*args, **(kwargs or {}))
+
+
+def test_no_metric_waits_for_the_device(tmp_path):
+    *both, inputs = make_both(tmp_path, {})
+    counts = []
+    for trainer in both:
+        compute(trainer, inputs, True)
+        trainer._compute_own_loss = lambda *_: torch.zeros(())
+        with Waits() as waits:
+            trainer._compute_loss(trainer.model, inputs)
+        counts.append(waits.count)
+    assert counts[0] <= 2 and counts[1] >= 8  # a mask of attention, and tokens that are checked on a CPU
 
 
 def double(stock):

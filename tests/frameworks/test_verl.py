@@ -91,6 +91,18 @@ def test_dtypes_are_those_of_verl(dtype, mask_dtype):
         check_valid(got.double(), right, mask, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("filler", [torch.nan, torch.inf, 1e6])
+def test_what_stands_in_masked_cells_is_not_read(filler, dtype):
+    rewards, values, mask = make_rollout()
+    expected = adapter.compute_gae_advantage_return(rewards * mask, values, mask, 0.97, 0.95)
+    spoilt = [x.masked_fill(mask == 0, filler) for x in (rewards, values)]
+    results = adapter.compute_gae_advantage_return(*spoilt, mask.to(dtype), 0.97, 0.95)
+    for got, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0)
+        assert (got[mask == 0] == 0).all() and got.any()
+
+
 @pytest.mark.parametrize("count", [0, 1])
 def test_too_few_valid_tokens_raise_as_in_verl(count):
     rewards, values, mask = make_rollout()

@@ -160,14 +160,3 @@ def shift_values(values: Tensor, seq_lens: Tensor | None = None) -> Tensor:
         return next_values
     next_row = torch.cat([values[1:, 0], values.new_zeros(1)])
     return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
-
-
-def warm_up_gae(piece: TritonGeneralAdvantageEstimation, module: Any, num_slots: int, device: Any) -> None:
-    """Compile what a piece needs for a module with batches of this size."""
-    if isinstance(module, ValueFunctionAPI):
-        x = torch.zeros(1, num_slots, device=device)
-        padding = x == 0 if module.is_stateful() else None
-        about: dict[str, Any] = {"backend": piece.backend, "gamma": piece.gamma, "lambda_": piece.lambda_}
-        compute_gae(x, x, terminated=x != 0, truncated=x != 0, next_values=x, mask=padding, **about)
-        mask = x == 0 if piece.masked_statistics else padding
-        normalize_advantages(x, mask, backend=piece.backend, **STANDARDISED)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import wraps
@@ -25,10 +24,11 @@ from torch import Tensor
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.rllib.check import check_ray, read_flags
 from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
-from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces, warm_up_gae
+from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces
 from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
 from rl_triton_adapters.rllib.update import Update, clip_gradients_at_once, find_own_of, find_replaced_of, logger
-from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace, warm_up_vtrace
+from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace
+from rl_triton_core import check_backend
 from rl_triton_core.capture import hold_captures, use_capture_stream
 
 METRIC = ALL_MODULES, "rl_triton"
@@ -73,7 +73,7 @@ class TritonLearner(TorchLearner):
         self.triton_update = Update(self, is_wanted, loss)
 
     def build(self) -> None:
-        """Build the learner, and compile what it needs.
+        """Build the learner, and compile its updates on a CPU.
 
         Raises:
             RuntimeError: The installed Ray is not one that `check_ray` accepts.
@@ -83,11 +83,8 @@ class TritonLearner(TorchLearner):
             check_ray()
         super().build()
         if self._flags.rl_triton:  # an error in a loss ends IMPALA's learner thread, and the algorithm waits for it
+            check_backend(self._flags.rl_triton_backend, self._device)
             self.uses_triton = True
-            for name, module in self.module.items():
-                self._warm_up(module.unwrapped())
-                if self.triton_update.loss is not None:
-                    self.triton_update.loss.warm_up(name)
             for update in self.triton_update.find_compiled()[0].values() if self._device.type == "cpu" else ():
                 update.compile()
 
@@ -204,11 +201,6 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
         who = "RLlib" + f", where {own}" * bool(own) if is_stock else type(piece).__name__
         return f"advantages with {self._name_backend() if isinstance(piece, Ours) else who}"
 
-    def _warm_up(self, module: Any) -> None:
-        piece = self.find_estimator()
-        if isinstance(piece, Ours):
-            warm_up_gae(piece, module, self.config.train_batch_size_per_learner, self._device)
-
     def _make_batch_if_necessary(self, training_data: Any) -> Any:
         """Run the pipeline with our piece where RLlib's stands, if there are episodes."""
         self._used_estimator = training_data.episodes is not None and isinstance(self.find_estimator(), Ours)
@@ -256,14 +248,6 @@ class TritonVTraceLearner(TritonLearner):
         own, replaced = find_own_of(self, "compute_losses"), find_replaced_of(self, "compute_loss_for_module")[1]
         who = replaced or (self._name_backend() if self.uses_triton else "RLlib")
         return f"V-Trace with {who}" + f", where it is asked for: {own}" * bool(own)
-
-    def _warm_up(self, module: Any) -> None:
-        num_slots = self.config.minibatch_size or self.config.train_batch_size_per_learner
-        length = self.config.get_rollout_fragment_length()
-        if module.is_stateful():
-            length = module.model_config["max_seq_len"]
-        shape = length, math.ceil(num_slots / length)
-        warm_up_vtrace(self.config, shape, self._device, self._flags.rl_triton_backend)
 
     def compute_vtrace(self, **arguments: Any) -> tuple[Tensor, Tensor]:
         """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.

@@ -149,23 +149,6 @@ class FusedLoss:
             **self.choose_options(config),
         )
 
-    def warm_up(self, module_id: str) -> None:
-        """Compute the loss of two steps of a module, so that no minibatch compiles anything."""
-        head, config = self.find_head(module_id), self.learner.config.get_config_for_module(module_id)
-        if head is None:
-            return
-        zeros = torch.zeros(2, device=self.learner._device)  # slices of one step are contiguous
-        inputs = zeros.new_zeros(2, sum(head.nvec) or 2)
-        actions = zeros.new_zeros(2, len(head.nvec) or 1, dtype=torch.int64 if head.nvec else zeros.dtype)
-        names = (Columns.ACTION_LOGP, Postprocessing.ADVANTAGES, Postprocessing.VALUE_TARGETS)
-        columns = {Columns.ACTION_DIST_INPUTS: inputs, Columns.LOSS_MASK: zeros == 0, **dict.fromkeys(names, zeros)}
-        columns[Columns.ACTIONS] = actions
-        values = zeros.clone().requires_grad_() if self.uses_critic(config) else None
-        with torch.enable_grad():
-            inputs = inputs.clone().requires_grad_()
-            loss = self.compute_fused(module_id, config, head, inputs, values, columns).loss
-            torch.autograd.grad(loss, inputs)
-
 
 class FusedAPPOLoss(FusedLoss):
     """The loss of an APPO learner's modules, in one pass over the minibatch.

@@ -80,13 +80,3 @@ def replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:
     if name not in function.__code__.co_names:
         raise RuntimeError(f"{function.__qualname__}: got none in Ray {ray.__version__}, expected a call of {name}")
     return MethodType(copy_function(function, {name: replacement}), method.__self__)
-
-
-def warm_up_vtrace(config: Any, shape: tuple[int, int], device: Any, backend: str | None) -> None:
-    """Compile what V-Trace of a batch needs, of so many steps and rows."""
-    x = torch.zeros(shape, device=device)
-    vtrace(
-        target_action_log_probs=x, behaviour_action_log_probs=x, discounts=x, rewards=x, values=x,
-        bootstrap_values=x[0], clip_rho_threshold=config.vtrace_clip_rho_threshold,
-        clip_pg_rho_threshold=config.vtrace_clip_pg_rho_threshold, backend=backend,
-    )  # fmt: skip

@@ -23,6 +23,7 @@ IN_WHEEL = (
     "rl_triton_core/py.typed",
     "rl_triton_adapters/py.typed",
     "rl_triton_core/cli/__init__.py",
+    "rl_triton_auto.pth",
     "entry_points.txt",
 )
 IN_SDIST = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "pyproject.toml", "tests/conftest.py", "Makefile")
@@ -113,7 +114,7 @@ def check_installation(folder: Path, archive: Path, version: str) -> None:
     program.write_text(read_readme(version))
     run_command(interpreter, program, cwd=folder)
     command = folder / "bin" / "rl-triton"
-    for arguments in (["env"], ["doctor"], ["selftest", "--cases", "96"]):
+    for arguments in (["env"], ["doctor"], ["selftest", "--cases", "96"], ["run", "--", "true"]):
         run_command(command, *arguments, cwd=folder)
 
 

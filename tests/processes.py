@@ -26,6 +26,19 @@ def run_python(program, *arguments, **environment):
     return result.stdout
 
 
+def run_program(folder, *arguments, run=None, **environment):
+    """Run Python as if this were installed, perhaps by `rl-triton run`; all it prints, results, and its exit status."""
+    folders = [str(Path(rl_triton_core.__file__).parents[1] / x) for x in ("", "adapters")]
+    (folder / "sitecustomize.py").write_text(f"import site; site.addsitedir({folders[1]!r}); site.of_user = True")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *folders, *filter(None, sys.path)])}
+    options = {"env": {**env, "OMP_NUM_THREADS": "1", **environment}, "input": "in", "timeout": 600, "cwd": folder}
+    before = [] if run is None else ["-m", "rl_triton_core", "run", "--report", *run, "--", sys.executable]
+    command = [sys.executable, *before, *map(str, arguments)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, **options)
+    lines = [x for x in (done.stdout + done.stderr).splitlines() if x.startswith(("result", "rl-triton: "))]
+    return done.stdout + done.stderr, [x for x in lines if not x.endswith("on")], done.returncode
+
+
 def run_ranks(function, folder, *arguments, ranks=2, kind="gloo"):
     """Call a function in processes that share a group, with their ranks first; return what each of them returned."""
     multiprocessing.spawn(call_in_rank, (function, str(folder), ranks, kind, *arguments), nprocs=ranks)

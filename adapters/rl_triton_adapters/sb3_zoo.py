@@ -19,5 +19,5 @@ except ImportError as error:
 
 __all__: list[str] = []
 
-OURS = {place.stock: place.ours for place in list_places()}
+OURS = {stock: ours for _, _, stock, ours in list_places()}
 ALGOS.update({name: OURS[algorithm] for name, algorithm in ALGOS.items() if algorithm in OURS})

@@ -1,8 +1,7 @@
 """The command line: ``rl-triton``, or ``python -m rl_triton_core``.
 
 A command is a module with a line of `HELP` and `run(options)`, which returns a `Report`, perhaps with
-`add_arguments(parser)`, and a line in `COMMANDS`.
-The exit status is 0; 1 where a command found something wrong; 2 where the arguments are wrong.
+`add_arguments(parser)`, and an entry of `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from rl_triton_core._version import __version__
 from rl_triton_core.cli import doctor, env, output, selftest, warmup
 
 COMMANDS: dict[str, Any] = {"env": env, "doctor": doctor, "selftest": selftest, "warmup": warmup}
+COMMANDS["run"] = __import__("rl_triton_adapters.auto", fromlist=["run"])  # which imports no framework
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

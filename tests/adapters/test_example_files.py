@@ -99,6 +99,9 @@ def test_a_rollout_has_two_samples_for_each_minibatch(capsys):
     with pytest.raises(SystemExit):
         example.parse_arguments([*sizes, "8"])
     assert "--num-minibatches: got 8, expected at most half of 15 samples" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        example.parse_arguments(["--num-envs", "16384", "--num-steps", "128"])
+    assert "--total-timesteps: got 400000, expected at least one rollout of 2097152" in capsys.readouterr().err
 
 
 PROGRAMS = [path for path in EXAMPLES if "with needing(" in path.read_text()]
@@ -145,10 +148,7 @@ def test_devices_and_environments_that_there_are_not(capsys):
     pytest.importorskip("gymnasium")
     assert command_line.device("cpu") == "cpu" and command_line.environment("CartPole-v1") == "CartPole-v1"
     assert command_line.device("auto") in ("cpu", "cuda")
-    for read, name in (
-        (command_line.device, "meta"),
-        (command_line.device, "cuda:99"),
-        (command_line.environment, "X"),
-    ):
+    device, environment = command_line.device, command_line.environment
+    for read, name in ((device, "meta"), (device, "cuda:99"), (environment, "X")):
         with pytest.raises(command_line.argparse.ArgumentTypeError, match=f"got {name}, expected"):
             read(name)

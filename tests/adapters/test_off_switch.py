@@ -96,9 +96,3 @@ def test_the_loss_of_torchrl(switched_off):
     for name, x in want.items():
         torch.testing.assert_close(got[name], x, rtol=0, atol=0)
     assert ours.reason == REASON
-
-
-def test_another_value_is_an_error(monkeypatch):
-    monkeypatch.setenv("RL_TRITON", "off")
-    with pytest.raises(ValueError, match="RL_TRITON: got 'off', expected 0 or 1"):
-        TritonPPO("MlpPolicy", "CartPole-v1")

@@ -100,9 +100,3 @@ def test_an_environment_it_cannot_learn_is_refused(example):
     envs = example.make_envs("FrozenLake-v1", 1)
     with pytest.raises(argparse.ArgumentTypeError, match="got Discrete.*expected Box observations"):
         example.Agent(envs)
-
-
-def test_less_than_one_rollout_is_an_error(example, capsys):
-    with pytest.raises(SystemExit):
-        example.parse_arguments(["--total-timesteps", "1000"])
-    assert "--total-timesteps: got 1000, expected at least one rollout of 2048" in capsys.readouterr().err

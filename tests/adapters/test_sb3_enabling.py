@@ -67,15 +67,20 @@ def test_a_library_makes_ours(library, tmp_path):
     assert type(late.make()) is type(late.load(tmp_path / "model")) is PPO
 
 
-def test_calls_that_change_nothing(library):
-    """A second one, whose end leaves what the first has changed."""
+def test_calls_that_change_nothing(library, monkeypatch):
+    """One that ends with an error, a second one, whose end leaves what the first has changed, and one switched off."""
+    with pytest.raises(KeyError), enable():
+        raise KeyError
+    assert stable_baselines3.PPO is PPO
     enable()
     with enable():
         assert stable_baselines3.PPO is TritonPPO
     assert stable_baselines3.PPO is TritonPPO
     disable()
     disable()
-    assert stable_baselines3.PPO is PPO
+    monkeypatch.setenv("RL_TRITON", "0")
+    with enable():
+        assert stable_baselines3.PPO is PPO
 
 
 def test_what_others_have_put_there_stays(library, monkeypatch):
@@ -87,15 +92,3 @@ def test_what_others_have_put_there_stays(library, monkeypatch):
         monkeypatch.setattr("stable_baselines3.PPO", mine)
     assert stable_baselines3.PPO is stable_baselines3.ppo.PPO is mine
     monkeypatch.undo()
-
-
-def test_switched_off_nothing_is_replaced(library, monkeypatch):
-    monkeypatch.setenv("RL_TRITON", "0")
-    with enable():
-        assert stable_baselines3.PPO is PPO
-
-
-def test_an_error_within_puts_them_back(library):
-    with pytest.raises(KeyError), enable():
-        raise KeyError
-    assert stable_baselines3.PPO is PPO

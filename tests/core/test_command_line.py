@@ -250,6 +250,7 @@ def test_warmup(capsys):
         ("selftest --cases 0", "--cases: got 0, expected at least 1"),
         ("selftest --seed -1", "--seed: got -1, expected at least 0"),
         ("selftest --case -1", "--case: got -1, expected at least 0"),
+        ("run --off sb -- true", "expected a command, and for --off one of sb3, sb3-contrib, rllib"),
         ("doctor --fast", "unrecognized arguments: --fast"),
     ],
 )

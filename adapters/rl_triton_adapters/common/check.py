@@ -1,13 +1,15 @@
 """With RL_TRITON_CHECK=N in the environment, the framework's own update is made before each of the first N of ours.
 
 What it has changed is put back, ours follows from the same parameters and random numbers, and training goes on with
-that. A line says by how much they differ.
+that. A line says by how much they differ. With RL_TRITON_REPORT=1, lines at the end say how updates were made.
 """
 
+import atexit
 import copy
 import os
 import random
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -22,6 +24,9 @@ from rl_triton_core.extending import say
 
 COUNTS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How many updates of each algorithm were compared."""
+MADE: Counter[str] = Counter()
+"""How many updates were made, by what made them."""
+atexit.register(lambda: sys.stderr.writelines(f"rl-triton: {n} updates of {x}\n" for x, n in MADE.items()))
 
 
 def with_check(update: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,6 +34,7 @@ def with_check(update: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(update)
     def compare(self: Any, *args: Any, **kwargs: Any) -> Any:
+        count_update(self)
         if not is_asked_for(self):
             return update(self, *args, **kwargs)
         owner = next(x for x in type(self).__mro__ if vars(x).get(update.__name__) is compare)
@@ -40,6 +46,12 @@ def with_check(update: Callable[..., Any]) -> Callable[..., Any]:
         return results
 
     return compare
+
+
+def count_update(algorithm: Any) -> None:
+    """Count an update that begins, if a report is asked for."""
+    if os.environ.get("RL_TRITON_REPORT") == "1":
+        MADE[f"{type(algorithm).__module__}.{type(algorithm).__name__}: {algorithm.describe()}"] += 1
 
 
 def is_asked_for(algorithm: Any) -> bool:

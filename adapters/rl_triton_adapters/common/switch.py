@@ -1,11 +1,15 @@
 """The switch of all adapters: with RL_TRITON=0 in the environment, each computes what its framework computes."""
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, TypeVar
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+Place = tuple[Any, str, Any, Any]
+"""A package or class, the name of an attribute, what the framework has there, and what of ours is to be there."""
 
 
 def find_off_switch() -> str:
@@ -41,3 +45,22 @@ def with_switch(stock: Callable[..., Any]) -> Callable[[Function], Function]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+def find_places(package: str, ours: Iterable[Any]) -> list[Place]:
+    """The places of classes, called Triton and the name of a stock one, in a package and those in it."""
+    inside = [x for name, x in [*sys.modules.items()] if name.startswith(f"{package}.") and hasattr(x, "__path__")]
+    kinds = [x for x in ours if isinstance(x, type)]
+    pairs = [(stock, x) for x in kinds for stock in x.__mro__ if f"Triton{stock.__name__}" == x.__name__]
+    return [(owner, stock.__name__, stock, x) for owner in (sys.modules[package], *inside) for stock, x in pairs]
+
+
+def replace_stock(places: Iterable[Place], back: bool = False) -> ExitStack:
+    """Put ours where stock is, or the other way. The end of what is returned takes that back."""
+    undo = ExitStack()
+    for place in places:
+        owner, name, *pair = place
+        if vars(owner).get(name) is pair[back]:
+            setattr(owner, name, pair[not back])
+            undo.callback(replace_stock, [place], not back)
+    return undo

@@ -11,6 +11,8 @@ RLlib's own names mean what they did, unless `learner_config_dict` has the flag 
 
 from __future__ import annotations
 
+import sys
+from functools import wraps
 from typing import Any, ClassVar
 
 from ray.rllib.algorithms.algorithm import Algorithm
@@ -21,7 +23,9 @@ from ray.rllib.algorithms.ppo import PPO
 from ray.rllib.algorithms.registry import ALGORITHMS
 from ray.tune.registry import TRAINABLE_CLASS, _global_registry, get_trainable_cls, register_trainable
 
+from rl_triton_adapters.common.switch import Place
 from rl_triton_adapters.rllib.config import enable_triton
+from rl_triton_core.extending import say
 
 
 class TritonAlgorithm(Algorithm):
@@ -31,15 +35,18 @@ class TritonAlgorithm(Algorithm):
     """Whether nothing is called for a config without the flag "rl_triton"."""
 
     def __init__(self, config: Any = None, *args: Any, **kwargs: Any) -> None:
-        default = self.get_default_config()
-        if isinstance(config, type(default)):
-            config = config.copy(copy_frozen=False)
-        else:
-            given = config.to_dict() if isinstance(config, AlgorithmConfig) else config or {}
-            config = default.from_state(given) if "class" in given else default.update_from_dict(given)
+        config = copy_config(config, self.get_default_config())
         if not self.needs_flag or "rl_triton" in config.learner_config_dict:
             enable_triton(config)
         super().__init__(config, *args, **kwargs)
+
+
+def copy_config(config: Any, default: Any) -> Any:
+    """A copy of an algorithm's config, whatever it is given as, that may be changed; `default` is of the algorithm."""
+    if isinstance(config, type(default)):
+        return config.copy(copy_frozen=False)
+    given = config.to_dict() if isinstance(config, AlgorithmConfig) else config or {}
+    return default.from_state(given) if "class" in given else default.update_from_dict(given)
 
 
 class TritonPPO(TritonAlgorithm, PPO):
@@ -61,6 +68,21 @@ def flag(ours: type[TritonAlgorithm]) -> Any:
 
 
 FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = map(flag, (TritonPPO, TritonIMPALA, TritonAPPO))
+
+
+def list_places() -> list[Place]:
+    """Where an algorithm is built, whose config is enabled there, unless it is one that `enable_triton` refuses."""
+    stock = Algorithm.__init__
+
+    @wraps(stock)
+    def initialize(self: Any, config: Any = None, *args: Any, **kwargs: Any) -> None:
+        try:
+            config = enable_triton(copy_config(config, self.get_default_config()))
+        except Exception as error:  # which must not end the program
+            say(f"rl-triton: {type(self).__name__} stays as it is: {error}", sys.stderr)
+        stock(self, config, *args, **kwargs)
+
+    return [(Algorithm, "__init__", stock, initialize)]
 
 
 def add_names() -> None:

@@ -23,7 +23,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from rl_triton_adapters.common.check import State, is_asked_for
+from rl_triton_adapters.common.check import State, count_update, is_asked_for
 from rl_triton_adapters.common.optimizers import clip_by_norm, fuse_optimizer, release_optimizer
 from rl_triton_adapters.common.overrides import describe_own, find_own, list_modules, list_stock, reach
 from rl_triton_adapters.common.update import CapturedUpdate, find_reason
@@ -150,6 +150,7 @@ class Update:
     def iterate(self, iterator: Any, make_stock_step: Callable[[dict[str, Any]], Any]) -> Iterator[Any]:
         """Yield the minibatches of RLlib's iterator, and log at their end what was logged meanwhile."""
         learner = self.learner
+        count_update(self)
         if not self.is_wanted or (self.find_step(again=True) and self.replaced):
             yield from iterator
             return

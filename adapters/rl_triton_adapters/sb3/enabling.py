@@ -9,34 +9,16 @@
 Arguments of models and their files do not change.
 """
 
-import sys
 from contextlib import ExitStack
 from importlib.util import find_spec
-from types import ModuleType
-from typing import NamedTuple
 
-from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.switch import Place, find_off_switch, find_places, replace_stock
 from rl_triton_adapters.sb3.captured import TritonA2C, TritonPPO
 from rl_triton_adapters.sb3.dqn import TritonDQN
 from rl_triton_adapters.sb3.sac import TritonSAC
 from rl_triton_adapters.sb3.td3 import TritonDDPG, TritonTD3
 
 __all__ = ["disable", "enable"]
-
-
-class Place(NamedTuple):
-    """A package of Stable-Baselines3 or sb3-contrib that has an algorithm, and which are to be there."""
-
-    package: ModuleType
-    stock: type
-    ours: type
-
-    def put(self, new: type, old: type) -> bool:
-        """Put one of them where the other is. Returns whether it was there."""
-        is_there = vars(self.package).get(self.stock.__name__) is old
-        if is_there:
-            setattr(self.package, self.stock.__name__, new)
-        return is_there
 
 
 def enable() -> ExitStack:
@@ -49,30 +31,22 @@ def enable() -> ExitStack:
     Returns:
         A context manager, whose end takes back what this call has changed. Without it, that lasts until `disable`.
     """
-    undo = ExitStack()
-    for place in [] if find_off_switch() else list_places():
-        if place.put(place.ours, place.stock):
-            undo.callback(place.put, place.stock, place.ours)
-    return undo
+    return replace_stock([] if find_off_switch() else list_places())
 
 
 def disable() -> None:
     """Put the algorithms of Stable-Baselines3 and sb3-contrib back where ours are."""
-    for place in list_places():
-        place.put(place.stock, place.ours)
+    replace_stock(list_places(), back=True)
 
 
 def list_places() -> list[Place]:
     """All places; those of sb3-contrib where it is installed."""
-    algorithms: list[type] = [TritonPPO, TritonA2C, TritonDDPG, TritonDQN, TritonSAC, TritonTD3]
-    if find_spec("sb3_contrib"):
-        from rl_triton_adapters.sb3.contrib import TritonMaskablePPO, TritonRecurrentPPO
-        from rl_triton_adapters.sb3.contrib_off_policy import TritonCrossQ, TritonQRDQN, TritonTQC
+    own = find_places("stable_baselines3", [TritonPPO, TritonA2C, TritonDDPG, TritonDQN, TritonSAC, TritonTD3])
+    return own + (list_contrib_places() if find_spec("sb3_contrib") else [])
 
-        algorithms += [TritonMaskablePPO, TritonRecurrentPPO, TritonCrossQ, TritonQRDQN, TritonTQC]
-    places = []
-    for ours in algorithms:
-        stock = next(base for base in ours.__mro__ if f"Triton{base.__name__}" == ours.__name__)
-        names = stock.__module__.partition(".")[0], stock.__module__.rpartition(".")[0]
-        places += [Place(sys.modules[name], stock, ours) for name in names]
-    return places
+
+def list_contrib_places() -> list[Place]:
+    """The places in sb3-contrib."""
+    from rl_triton_adapters.sb3 import contrib, contrib_off_policy
+
+    return find_places("sb3_contrib", [*vars(contrib).values(), *vars(contrib_off_policy).values()])

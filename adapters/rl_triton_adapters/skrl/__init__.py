@@ -145,7 +145,7 @@ def make_triton_class(agent_class: type) -> type:
     """Derive from an agent's class one that computes advantages with `rl_triton_core`.
 
     Args:
-        agent_class: PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO of skrl.
+        agent_class: PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO of skrl, or what this function has made of one.
 
     Returns:
         A class with the same constructor, of the agent's name with "Triton" before it; the same one each time.
@@ -154,6 +154,8 @@ def make_triton_class(agent_class: type) -> type:
         TypeError: The class is recurrent, or no class of an agent that computes advantages.
         ImportError: skrl is of a version that is not known.
     """
+    if "_rl_triton_class" in vars(agent_class):
+        return agent_class
     if not computes_advantages(agent_class):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
     made: type = derive_class(agent_class)

@@ -45,10 +45,8 @@ def test_a_dict_may_be_that_of_a_config_or_a_config(small_ray):
     config = small_ppo()
     assert find_learner("TritonPPO", config.to_dict()) == (TritonPPOTorchLearner, True)
     assert find_learner("TritonPPO", config) == (TritonPPOTorchLearner, True)
-    assert find_learner("PPO", config.learners(learner_config_dict={"rl_triton": True})) == (
-        TritonPPOTorchLearner,
-        True,
-    )
+    config.learners(learner_config_dict={"rl_triton": True})
+    assert find_learner("PPO", config) == (TritonPPOTorchLearner, True)
     assert config.learner_class is PPOTorchLearner
     assert find_learner("TritonPPO", {**SMALL, **enable_triton(PPOConfig()).to_dict(), "env": "CartPole-v1"})[1]
     with pytest.raises(TypeError, match="got rl_triton='yes', expected True or False"):

@@ -1,0 +1,47 @@
+"""Frameworks that a program imports are switched on without a line of it; this file is also that program."""
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+
+import gymnasium
+import torch
+from processes import run_program
+
+PARTS = {"rsl_rl": attrgetter("alg.actor"), "rl_games": attrgetter("model"), "skrl": attrgetter("policy")}
+INSTALLED = [name for name in (*PARTS, "verl") if find_spec(name)]
+
+
+def train(name, has_line, folder):
+    if name == "verl":
+        [import_module(f"rl_triton_adapters.{name}").install() for _ in range(has_line)]
+        return import_module("verl.trainer.ppo.core_algos").compute_gae_advantage_return.__module__
+    example = import_module(f"ppo_{name}")
+    flags = ["--num-envs", "4", "--num-steps", "8", "--quiet", "--log-dir", folder]
+    args = example.parse_arguments([*flags, "--epochs" if name == "rl_games" else "--iterations", "2"])
+    config = example.make_config(args)
+    if name == "rsl_rl" and not has_line:
+        config["algorithm"]["class_name"] = "PPO" if config["algorithm"].pop("enabled") else ""
+    elif not has_line:
+        example.register_agents, example.TritonRunner = print, example.Runner
+    example.make_config = lambda args: config
+    return [x.double().sum().item() for x in PARTS[name](example.train_agent(args)).parameters()]
+
+
+def test_frameworks_train_as_with_a_line_of_the_program(tmp_path):
+    """To the last bit, with as many updates of ours, and with no other import."""
+    text, results, _ = run_program(tmp_path, __file__, "no line", tmp_path, *INSTALLED, run=[])
+    _, wanted, _ = run_program(tmp_path, __file__, "line", tmp_path, *INSTALLED, RL_TRITON_REPORT="1")
+    assert results == wanted and text.count(" updates of rl_triton_adapters.") == len({*INSTALLED} - {"verl"}), text
+    assert all(f"rl-triton: {name.replace('_', '-')} is switched on\n" in text for name in INSTALLED)
+
+
+if __name__ == "__main__":
+    sys.modules.setdefault("gym", gymnasium)  # RL-Games 1.6.1 imports the older name
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "examples"))
+    for name in sys.argv[3:]:
+        torch.manual_seed(0)
+        print("result", name, train(name, sys.argv[1] == "line", sys.argv[2]))
+        print("result", sorted({"rsl_rl", "rl_games", "skrl", "verl", "torchrl"} & {*sys.modules}))

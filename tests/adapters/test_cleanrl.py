@@ -103,24 +103,6 @@ def test_the_numbers_of_cleanrls_loop(target, shape):
     assert_near(got, run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64])
-def test_flags_of_every_dtype(dtype, target):
-    """Also packed in a larger tensor."""
-    rollout = random_rollout()
-    rows = torch.stack([*rollout.dones, rollout.next_done]).to(dtype)
-    wide = torch.stack([rows, torch.ones_like(rows)], dim=-1)[..., 0]
-    truncations = torch.stack([rollout.truncations.to(dtype), torch.ones_like(rows[:-1])], dim=-1)[..., 0]
-    limits = {"truncations": truncations.to(target.device), "final_values": rollout.final_values.to(target.device)}
-    rewards, values, next_value = (x.to(target.device) for x in (rollout.rewards, rollout.values, rollout.next_value))
-    for flags in (rows.to(target.device), wide.to(target.device)):
-        given = rewards, values, flags[:-1], next_value, flags[-1]
-        assert_near(
-            gae(*given, GAMMA, LAMBDA, backend=target.backend), run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA)
-        )
-        got, want = (gae(*x, GAMMA, LAMBDA, **y) for x, y in ((given, limits), (rollout.stock, rollout.limits)))
-        assert_near(got, to_numpy(want))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_numbers_that_are_tensors(dtype, target):
     """As a schedule makes them that is written in PyTorch: read anew in every call."""
@@ -234,29 +216,13 @@ def test_gae_in_one_graph(limits):
 
 
 BAD = [
-    ("rewards", lambda x: x.tolist(), TypeError, "got list, expected a torch.Tensor"),
-    ("rewards", lambda x: x.long(), TypeError, "got dtype torch.int64, expected one of torch.float32"),
-    ("values", lambda x: x.t(), ValueError, r"got shape \(3, 32\), expected \(32, 3\), that of rewards"),
-    ("dones", lambda x: x[1:], ValueError, r"got shape \(31, 3\), expected \(32, 3\), that of rewards"),
-    ("dones", lambda x: x + 0j, TypeError, "got dtype torch.complex64, expected one of torch.bool"),
-    ("next_value", lambda x: 0.0, TypeError, "got float, expected a torch.Tensor"),
     ("next_value", lambda x: x[:, :2], ValueError, r"got shape \(2,\), expected \(3,\)"),
     ("next_done", lambda x: x[:1], ValueError, r"got shape \(1,\), expected \(3,\)"),
-    ("next_done", lambda x: True, TypeError, "got bool, expected a torch.Tensor"),
-    ("gamma", lambda x: -0.1, ValueError, "got -0.1"),
-    ("gamma", lambda x: "0.9", TypeError, "got str"),
-    ("gae_lambda", lambda x: 1.1, ValueError, r"got 1.1, expected a number in \[0, 1\]"),
-    ("gae_lambda", lambda x: float("nan"), ValueError, r"got nan, expected a number in \[0, 1\]"),
-    ("gae_lambda", lambda x: True, TypeError, "got bool, expected a float"),
     ("gae_lambda", lambda x: torch.tensor(1.1), ValueError, r"got 1.1\d*, expected a number in \[0, 1\]"),
-    ("gae_lambda", lambda x: torch.ones(2), TypeError, r"got a Tensor of shape \(2,\), expected a float"),
     ("gae_lambda", lambda x: torch.ones((), device="meta"), ValueError, "got a tensor on meta, expected a number"),
     ("truncations", lambda x: None, ValueError, "got None together with final_values, expected both or neither"),
-    ("truncations", lambda x: x + 0j, TypeError, "got dtype torch.complex64, expected one of torch.bool"),
     ("final_values", lambda x: None, ValueError, "got None together with truncations, expected both or neither"),
-    ("final_values", lambda x: x[:, :1], ValueError, r"got shape \(32, 1\), expected \(32, 3\), that of rewards"),
     ("autoreset", lambda x: "disabled", ValueError, "got 'disabled', expected one of same_step, next_step"),
-    ("backend", lambda x: "no-such-backend", ValueError, "no-such-backend"),
 ]
 
 

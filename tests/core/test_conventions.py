@@ -280,13 +280,6 @@ def test_errors_name_the_argument(name, key, kind):
     assert_refused(TypeError, None, "got NoneType", "Tensor")
 
 
-@CONVERTERS
-@pytest.mark.parametrize("time_dim", [2, -3, None, "time"])
-def test_a_wrong_time_dim_is_refused(name, time_dim):
-    with pytest.raises((ValueError, TypeError), match=rf"^time_dim: got {time_dim!r}, expected"):
-        run_converter(name, **make_arguments(name) | {"time_dim": time_dim})
-
-
 def test_final_values_with_an_edge_are_refused():
     kwargs = make_arguments("from_gymnasium_same_step")
     final = FinalValues([0], [1], [2.0])

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import first_call, learning, regimes, report, results
+from benchmarks import learning, regimes, report, results
 from benchmarks.results import ROOT, Result, make_row
 
 QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
@@ -82,18 +82,6 @@ def test_the_headline_is_what_the_file_has():
         for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
             (row,) = results.select_rows(rows, arm, "over ours")
             assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
-
-
-def test_first_calls_with_and_without_what_was_compiled(monkeypatch):
-    pytest.importorskip("numba")
-    setting = first_call.Setting("prefix_sum")
-    assert all(seconds > 0 for seconds in first_call.time_phases(*setting))
-    turns = iter([(0.3, 5.0, 0.2), (0.1, 0.5, 0.001), (0.2, 9.0, 0.2), (0.4, 0.6, 0.003)])
-    monkeypatch.setattr(first_call, "PAIRS", 2)
-    monkeypatch.setattr(first_call, "run_in_new_process", lambda setting: next(turns))
-    monkeypatch.setenv("NUMBA_CACHE_DIR", "put back")
-    medians = {row.metric: row.median for row in first_call.measure(setting, QUICK)}
-    assert medians == {"import": 0.25, "compiled": 7.0, "loaded": 0.55, "second call": 0.002}
 
 
 def test_regimes(monkeypatch):

@@ -3,7 +3,6 @@
 import textwrap
 
 import pytest
-import torch
 from processes import run_python
 
 COUNT_COMPILATIONS = """
@@ -55,18 +54,3 @@ def test_after_warming_up_nothing_is_compiled(tmp_path):
     assert printed.split() == ["True", "0", "True"]
     printed = run_program(textwrap.dedent(calls) + "print(count_compilations(call))", tmp_path)
     assert printed.split() == ["0"]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="left to machines without a GPU")
-def test_the_first_call_is_quick(tmp_path):
-    """A bound far above the aim, for machines that are busy: processor time, without the import of Numba."""
-    pytest.importorskip("numba")
-    program = """
-        import time
-        start = time.process_time()
-        compute_gae(zeros, zeros, flags, flags, bootstrap_values=zeros)
-        print(time.process_time() - start)
-    """
-    import_time = "import rl_triton_core._internal.scan.cpu\ntorch.set_num_threads(1)\n"
-    cold, warm = (float(run_program(import_time + textwrap.dedent(program), tmp_path)) for _ in range(2))
-    assert cold < 4 and warm < 1.5

@@ -26,7 +26,13 @@ COUNTS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 """How many updates of each algorithm were compared."""
 MADE: Counter[str] = Counter()
 """How many updates were made, by what made them."""
-atexit.register(lambda: sys.stderr.writelines(f"rl-triton: {n} updates of {x}\n" for x, n in MADE.items()))
+
+
+@atexit.register
+def report_updates() -> None:
+    """Say at the end what was counted."""
+    for what, number in MADE.items():
+        say(f"rl-triton: {number} updates of {what}", sys.stderr)
 
 
 def with_check(update: Callable[..., Any]) -> Callable[..., Any]:

@@ -51,7 +51,7 @@ def linear_token_log_probs(
         entropy: Whether to compute entropies.
         mask: Nonzero where a token counts, [...]. Elsewhere neither hidden states nor token are read; results and
             gradient are 0 there. None: everywhere.
-        chunk: Tokens of a chunk; None: equal ones of at most about 1.25 GiB of logits on a GPU, 64 MiB elsewhere.
+        chunk: Tokens of a chunk; None: those of about 1 GiB of logits on a GPU, 64 MiB elsewhere, at least 256.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:

@@ -159,11 +159,11 @@ def test_memory_is_that_of_a_chunk(monkeypatch):
     assert made == [(8, SIZE)] * 2
 
 
-def test_chunks_are_equal_and_of_full_tiles(monkeypatch):
-    monkeypatch.setitem(linear.CHUNK_BYTES, "cpu", 3 * linear.TILE * SIZE * 4)
-    hidden, weight, bias, tokens = draw(shape=(4 * linear.TILE - 24,))
+def test_chunks_are_of_so_many_bytes(monkeypatch):
+    monkeypatch.setitem(linear.CHUNK_BYTES, "cpu", 300 * SIZE * 4)
+    hidden, weight, bias, tokens = draw(shape=(700,))
     call = linear.LinearTokens(hidden, weight, bias, tokens, None, 1.0, None, None)
-    assert call.list_chunks() == [slice(0, 2 * linear.TILE), slice(2 * linear.TILE, len(tokens))]
+    assert call.list_chunks() == [slice(0, 300), slice(300, 600), slice(600, 700)]
     assert call._replace(hidden=hidden[:0]).list_chunks() == []
 
 

@@ -13,10 +13,10 @@ from rl_triton_core._internal.backend import choose_backend
 from rl_triton_core._internal.tokens.problem import Stream, TokenProblem, TokenResults
 from rl_triton_core._internal.tokens.solve import differentiate_tokens, run_backend
 
-CHUNK_BYTES = {"cuda": 5 << 28, "cpu": 1 << 26}
-"""About so many of logits are there at once, at most."""
-TILE = 256
-"""Tokens of a chunk are a multiple: products of fewer or odd numbers of rows take longer per row."""
+CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+"""About so many of logits are there at once."""
+LEAST_TOKENS = 256
+"""Of a chunk: products of fewer rows take much longer per row."""
 
 
 class LinearTokens(NamedTuple):
@@ -33,10 +33,9 @@ class LinearTokens(NamedTuple):
 
     def list_chunks(self, ends: Iterable[int] | None = None) -> list[slice]:
         """The tokens of each chunk; with `ends` of sequences, whole ones, at least one."""
-        count, tile = len(self.hidden), TILE * len(self.weight) * self.hidden.element_size()
-        room = max(1, CHUNK_BYTES.get(self.hidden.device.type, CHUNK_BYTES["cpu"]) // tile)
-        tiles = max(1, -(-count // TILE))  # of which chunks have equally many
-        step = TILE * -(-tiles // -(-tiles // room)) if self.chunk is None else self.chunk
+        count, row = len(self.hidden), len(self.weight) * self.hidden.element_size()
+        room = CHUNK_BYTES.get(self.hidden.device.type, CHUNK_BYTES["cpu"]) // row
+        step = max(LEAST_TOKENS, room) if self.chunk is None else self.chunk
         bounds, last = [0], 0
         for end in (*range(step, count, step), count) if ends is None else ends:
             if end - bounds[-1] > step and last > bounds[-1]:

@@ -29,6 +29,7 @@ MODULES = {
     "skrl.agents.torch.ppo": ("skrl", "skrl", ""),
     "skrl.utils.runner.torch": ("skrl", "skrl", ""),
     "torchrl.objectives": ("torchrl", "torchrl", "use_triton_estimators"),
+    "trl.trainer.grpo_trainer": ("trl", "trl", ""),
     "verl": ("verl", "verl", "install"),
 }
 """By modules of frameworks: the extra, the adapter, and a function of it; without its answer, its classes serve."""

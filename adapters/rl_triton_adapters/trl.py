@@ -24,8 +24,8 @@ from rl_triton_core.extending import warn
 from rl_triton_core.losses import grpo_loss, linear_token_log_probs
 
 try:
-    from trl import GRPOTrainer
     from trl.trainer import grpo_trainer, utils
+    from trl.trainer.grpo_trainer import GRPOTrainer  # `trl` would keep it, whatever takes its place here
     from trl.trainer.utils import add_fused_lm_head  # noqa: F401
 except ImportError as error:
     raise explain_import(__name__, error, "trl", "1.15.0") from error

@@ -11,13 +11,16 @@ import torch
 from processes import run_program
 
 PARTS = {"rsl_rl": attrgetter("alg.actor"), "rl_games": attrgetter("model"), "skrl": attrgetter("policy")}
-INSTALLED = [name for name in (*PARTS, "verl") if find_spec(name)]
+INSTALLED = [name for name in (*PARTS, "verl", "trl") if find_spec(name)]
 
 
 def train(name, has_line, folder):
     if name == "verl":
         [import_module(f"rl_triton_adapters.{name}").install() for _ in range(has_line)]
         return import_module("verl.trainer.ppo.core_algos").compute_gae_advantage_return.__module__
+    if name == "trl":
+        module, trainer = ("rl_triton_adapters.trl", "TritonGRPOTrainer") if has_line else ("trl", "GRPOTrainer")
+        return getattr(import_module(module), trainer).__module__
     example = import_module(f"ppo_{name}")
     flags = ["--num-envs", "4", "--num-steps", "8", "--quiet", "--log-dir", folder]
     args = example.parse_arguments([*flags, "--epochs" if name == "rl_games" else "--iterations", "2"])
@@ -34,7 +37,7 @@ def test_frameworks_train_as_with_a_line_of_the_program(tmp_path):
     """To the last bit, with as many updates of ours, and with no other import."""
     text, results, _ = run_program(tmp_path, __file__, "no line", tmp_path, *INSTALLED, run=[])
     _, wanted, _ = run_program(tmp_path, __file__, "line", tmp_path, *INSTALLED, RL_TRITON_REPORT="1")
-    assert results == wanted and text.count(" updates of rl_triton_adapters.") == len({*INSTALLED} - {"verl"}), text
+    assert results == wanted and text.count(" updates of rl_triton_adapters.") == len({*INSTALLED} & {*PARTS}), text
     assert all(f"rl-triton: {name.replace('_', '-')} is switched on\n" in text for name in INSTALLED)
 
 
@@ -44,4 +47,4 @@ if __name__ == "__main__":
     for name in sys.argv[3:]:
         torch.manual_seed(0)
         print("result", name, train(name, sys.argv[1] == "line", sys.argv[2]))
-        print("result", sorted({"rsl_rl", "rl_games", "skrl", "verl", "torchrl"} & {*sys.modules}))
+        print("result", sorted({"rsl_rl", "rl_games", "skrl", "verl", "trl", "torchrl"} & {*sys.modules}))

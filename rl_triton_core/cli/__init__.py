@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from importlib import import_module
 from typing import Any
 
 from rl_triton_core._internal.backend import BackendUnavailableError
@@ -18,7 +19,8 @@ from rl_triton_core._version import __version__
 from rl_triton_core.cli import doctor, env, output, selftest, warmup
 
 COMMANDS: dict[str, Any] = {"env": env, "doctor": doctor, "selftest": selftest, "warmup": warmup}
-COMMANDS["run"] = __import__("rl_triton_adapters.auto", fromlist=["run"])  # which imports no framework
+with suppress(ImportError):  # where the core alone can be imported
+    COMMANDS["run"] = import_module("rl_triton_adapters.auto")  # which imports no framework
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -250,8 +250,7 @@ def aggregate_tokens(problem: LossProblem, sequences: Sequences, aggregation: st
         if sequences.mask is None and sequences.cu_seqlens is None:
             factor = float(sequences.shape[1])
         else:
-            count = sequences.sum(sequences.weigh(problem.like.view(-1)))
-            problem.set_streams(scale=torch.where(count == 0, 0, 1 / count))
+            problem.set_streams(scale=sequences.invert_counts(sequences.weigh(problem.like.view(-1))))
     if aggregation != "token-mean" and divisor is None:
         divisor = float(sequences.count)
     if isinstance(divisor, torch.Tensor):

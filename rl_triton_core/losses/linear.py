@@ -12,6 +12,7 @@ import torch
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.backend import needs_host
 from rl_triton_core._internal.loss.problem import PPOLoss
+from rl_triton_core._internal.loss.reference import scale_gradients
 from rl_triton_core._internal.loss.sequences import Sequences
 from rl_triton_core._internal.loss.solve import LossFunction, get_gradients
 from rl_triton_core._internal.tokens.linear import LinearFunction, LinearGradients, LinearTokens
@@ -207,7 +208,7 @@ def linear_grpo_loss(
         )
     targets = [None if x is None or not want else (x.shape, x.dtype) for x, want in zip(layer, wanted, strict=True)]
     written = (result.loss, result.loss, *(x for x in sums.finish(factor) if x is not None))
-    return result._replace(loss=LossFunction.apply(written, targets, multiply, *layer))  # type: ignore[no-untyped-call]
+    return result._replace(loss=LossFunction.apply(written, targets, scale_gradients, *layer))  # type: ignore[no-untyped-call]
 
 
 def share_tokens(
@@ -218,8 +219,7 @@ def share_tokens(
     usual = shares.sum() if aggregation == "token-mean" else float(sequences.count)
     divisor = usual if normalizer is None else normalizer
     if aggregation == "sequence-mean":
-        count = sequences.sum(shares)
-        shares = shares * sequences.spread(torch.where(count == 0, 0, 1 / count))
+        shares = shares * sequences.spread(sequences.invert_counts(shares))
     if isinstance(divisor, torch.Tensor):
         return shares, torch.where(divisor == 0, 0, 1 / divisor.double())
     return shares, 1 / divisor if divisor else 0.0
@@ -240,9 +240,3 @@ def differentiate_chunk(
         leaves = [x.detach().requires_grad_() for x in (results.log_probs, results.entropy) if x is not None]
         loss = loss_of(leaves[0], entropy=(*leaves, None)[1], **own).loss
     return (*get_gradients(loss), None)[:2]
-
-
-def multiply(gradients: Sequence[torch.Tensor], factor: torch.Tensor) -> None:
-    """Multiply gradients in their memory."""
-    for x in gradients:
-        x.mul_(factor)

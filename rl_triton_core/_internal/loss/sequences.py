@@ -45,6 +45,11 @@ class Sequences:
             return x.view(self.shape).sum(1)
         return torch.segment_reduce(x, "sum", offsets=self.cu_seqlens.long(), axis=0, unsafe=True, initial=0)
 
+    def invert_counts(self, weights: torch.Tensor) -> torch.Tensor:
+        """1 / the sum of each sequence's weights, 0 where that is 0."""
+        count = self.sum(weights)
+        return torch.where(count == 0, 0, 1 / count)
+
     def average(self, x: torch.Tensor) -> torch.Tensor:
         """The mean of each sequence's tokens, with their weights; 0 without any."""
         weights = self.weigh(x)

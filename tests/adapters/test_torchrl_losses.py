@@ -23,7 +23,7 @@ from tensordict.nn import (
     set_composite_lp_aggregate,
 )
 from torch import nn
-from torch.distributions import Categorical, Independent, Laplace, Normal
+from torch.distributions import Categorical, Independent, Normal
 from torchrl.modules import (
     IndependentNormal,
     MaskedCategorical,
@@ -37,7 +37,7 @@ from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
 from rl_triton_adapters.torchrl import TritonGAE
-from rl_triton_adapters.torchrl.losses import KnownGradient, TritonClipPPOLoss, choose_head
+from rl_triton_adapters.torchrl.losses import KnownGradient, TritonClipPPOLoss
 
 pytestmark = [
     pytest.mark.covering,
@@ -152,30 +152,15 @@ def assert_same_results(
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("head", DISTRIBUTIONS)
+@pytest.mark.parametrize("head", FUSED_HEADS)
 def test_results_and_gradients(head, dtype):
     assert_same_results(head, dtype)
-
-
-@pytest.mark.parametrize("head", DISTRIBUTIONS)
-def test_whose_parameters_are_taken(head):
-    batch = make_minibatch(head)
-    distribution = make_loss(TritonClipPPOLoss, head, functional=False).actor_network.get_dist(batch)
-    chosen = choose_head(distribution, batch["action"], batch["action_log_prob"].shape)
-    assert (chosen is not None) == (head in FUSED_HEADS)
 
 
 def test_integer_actions_of_a_normal_distribution():
     batch = make_minibatch("independent")
     batch["action"] = batch["action"].round().long()
     assert_same_results("independent", batch=batch)
-
-
-def test_distributions_whose_parameters_are_not_taken():
-    zeros, actions = torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)
-    sparse = MaskedCategorical(zeros, indices=torch.tensor([[0, 1]] * 4))
-    assert choose_head(sparse, actions, actions.shape) is None
-    assert choose_head(Independent(Laplace(zeros, zeros + 1), 1), zeros, actions.shape) is None
 
 
 FUSED_OPTIONS = {
@@ -194,7 +179,7 @@ FUSED_OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("head", ["categorical", "normal", "tanh"])
+@pytest.mark.parametrize("head", ["categorical", "normal"])
 @pytest.mark.parametrize("options", FUSED_OPTIONS.values(), ids=FUSED_OPTIONS)
 def test_options(options, head):
     assert_same_results(head, **options)
@@ -211,7 +196,7 @@ def test_options(options, head):
         lambda x: torch.stack([x["loss_critic"], x["loss_objective"], x["loss_entropy"]]),
     ],
 )
-@pytest.mark.parametrize("head", ["categorical", "normal", "tanh"])
+@pytest.mark.parametrize("head", ["categorical", "normal"])
 def test_each_term_has_a_gradient_of_its_own(head, total):
     assert_same_results(head, total=total, normalize_advantage=True, clip_value=0.3)
 
@@ -262,26 +247,11 @@ def test_time_and_agents(options):
     assert_same_results("normal", batch=agents, **options)
 
 
-def test_agents_that_are_normalized_together_are_warned_of():
-    agents = make_minibatch("normal", shape=(8, 6))
-    agents.batch_size = (8,)
-    for loss_class in KINDS:
-        with pytest.warns(UserWarning, match="normalize_advantage_exclude_dims"):
-            make_loss(loss_class, "normal", normalize_advantage=True)(agents)
-
-
 def test_values_that_may_not_change_are_not_clipped():
     """TorchRL takes a clip of 0 for none; here it is a number that a schedule may change."""
     (got, *_), (want, *_) = (compute_results(make_loss(cls, clip_value=0.0), make_minibatch()) for cls in KINDS)
     assert got.pop("value_clip_fraction") == 0
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
-
-
-def test_one_step_and_advantages_that_hardly_differ():
-    assert_same_results(batch=make_minibatch(shape=(1,)), normalize_advantage=True)
-    batch = make_minibatch()
-    batch["advantage"] *= 1e-7
-    assert_same_results(batch=batch, normalize_advantage=True)
 
 
 @pytest.mark.parametrize("normalize_advantage", [True, False])
@@ -408,118 +378,37 @@ def test_ratios_that_overflow():
     assert_same_results(batch=batch)
 
 
-def mask_collected(batch):
-    """As a collector of split trajectories does: a mask with a last dimension, and numbers that mean nothing."""
-    valid = torch.rand(batch.shape) < 0.7
-    batch["collector", "mask"] = valid.unsqueeze(-1)
-    batch["action_log_prob"][~valid] = 0.0
-    batch["advantage"][~valid], batch["value_target"][~valid] = 50.0, -50.0
+@pytest.mark.parametrize("head", ["tanh", "column"])
+def test_distributions_left_to_torchrl(head):
+    assert_same_results(head, fused=False)
 
 
-def mask_shifted(batch):
-    batch["shifted_valid"] = (torch.arange(batch.numel()) % 3 > 0).view(batch.shape)
-
-
-def mask_twice(batch):
-    mask_shifted(batch)
-    batch["collector", "mask"] = torch.rand(batch.shape) < 0.7
-
-
-MASKS = {
-    "collected": mask_collected,
-    "shifted": mask_shifted,
-    "twice": mask_twice,
-    "nothing": lambda batch: batch.set(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool)),
-    "everything": lambda batch: batch.set(("collector", "mask"), torch.zeros(batch.shape, dtype=torch.bool)),
-}
-
-
-@pytest.mark.parametrize("head", ["categorical", "masked", "normal", "tanh"])
-@pytest.mark.parametrize("mask", MASKS)
-def test_masks(mask, head):
-    """Of the terms and their gradients; what is logged is of all steps, in TorchRL."""
-    batch = make_minibatch(head, shape=(8, 8))
-    MASKS[mask](batch)
-    assert_same_results(head, batch=batch, clip_value=0.3)
-
-
-def test_what_is_not_a_number_in_masked_steps():
-    """The terms and gradients are those of the other steps alone; TorchRL multiplies by 0 there."""
-    batch = make_minibatch()
-    mask_shifted(batch)
-    valid = batch["shifted_valid"]
-    want, want_gradients, _ = compute_results(make_loss(ClipPPOLoss, clip_value=0.3), batch[valid])
-    for name, x in (("advantage", torch.nan), ("value_target", torch.inf), ("state_value", torch.nan)):
-        batch[name][~valid] = x
-    got, got_gradients, fused = compute_results(make_loss(TritonClipPPOLoss, clip_value=0.3), batch)
-    assert fused
-    terms = [name for name in got if name.startswith("loss_")]
-    torch.testing.assert_close([got[x] for x in terms], [want[x] for x in terms], rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(got_gradients, want_gradients, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.parametrize("mask", ["shifted", "twice", "nothing"])
-@pytest.mark.parametrize("options", [{}, {"normalize_advantage_exclude_dims": (1,)}])
-def test_masks_of_normalized_advantages(mask, options):
-    """TorchRL's moments are those of the steps that one of the two masks leaves."""
-    batch = make_minibatch(shape=(8, 8))
-    MASKS[mask](batch)
-    assert_same_results(batch=batch, normalize_advantage=True, **options)
-
-
-@pytest.mark.parametrize("key", [None, ("own", "mask")])
-@pytest.mark.parametrize("normalize_advantage", [False, True])
-def test_keys_of_masks(key, normalize_advantage):
-    class Keyed:
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.loss_mask_key = key
-
-    batch = make_minibatch()
-    mask_twice(batch)
-    batch["own", "mask"] = torch.rand(64, 1) < 0.5
-    assert_same_results(batch=batch, classes=derive_both(Keyed), normalize_advantage=normalize_advantage)
-
-
-def run_composite(coefficient, masked=False, total=sum_terms):
-    """A minibatch of two actions at once, and what both losses make of it."""
-
+@pytest.mark.parametrize("coefficient", [0.01, {"move_entropy": 0.1, "turn_entropy": 0.2}])
+@pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
+def test_several_kinds_of_actions_are_left_to_torchrl(coefficient):
     def make_composite(loss_class):
         torch.manual_seed(0)
-        names, keys = ("move", "turn"), ("loc", "scale")
-        layers = [nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor()) for _ in names]
+        layer = nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor())
         modules = [
-            TensorDictModule(layer, ["observation"], [("params", name, key) for key in keys])
-            for layer, name in zip(layers, names, strict=True)
+            TensorDictModule(layer, ["observation"], [("params", name, key) for key in ("loc", "scale")])
+            for name in ("move", "turn")
         ]
         actor = ProbabilisticActor(
             TensorDictSequential(*modules),
             in_keys=["params"],
             distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": dict.fromkeys(names, IndependentNormal)},
+            distribution_kwargs={"distribution_map": dict.fromkeys(("move", "turn"), IndependentNormal)},
             return_log_prob=True,
         )
         critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"])
         return loss_class(actor, critic, entropy_coeff=coefficient).double()
 
-    batch = make_minibatch().exclude("action", "action_log_prob")
     with set_composite_lp_aggregate(False):
         with torch.no_grad():
-            batch = make_composite(ClipPPOLoss).actor_network(batch)
-            for name in [name for name in batch.keys(True) if str(name).count("log_prob")]:
-                batch[name] += 0.3 * torch.randn(64)
-        if masked:
-            mask_shifted(batch)
-        return [compute_results(make_composite(cls), batch, total) for cls in KINDS]
-
-
-@pytest.mark.parametrize("total", [lambda x: 2 * x["loss_objective"] - 3 * x["loss_entropy"], sum_terms])
-@pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
-def test_several_kinds_of_actions(masked, total):
-    got, want = run_composite(0.01, masked, total)
-    assert got[2] and "composite_entropy" in got[0] and list(got[0]) == list(want[0])
-    torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
+            batch = make_composite(ClipPPOLoss).actor_network(make_minibatch().exclude("action", "action_log_prob"))
+        got, want = (compute_results(make_composite(cls), batch) for cls in KINDS)
+    assert not got[2] and "composite_entropy" in got[0]
+    torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
 
 
 STOCK_OPTIONS = {
@@ -542,29 +431,31 @@ def test_options_left_to_torchrl(options):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda batch: batch.set("shifted_valid", torch.zeros(batch.shape, dtype=torch.uint8)),
+        lambda batch: batch.set("shifted_valid", torch.arange(64) % 3 > 0),
+        lambda batch: batch.set(("collector", "mask"), torch.arange(64).unsqueeze(-1) % 3 > 0),
         lambda batch: batch["advantage"].requires_grad_(),
         lambda batch: batch.set("value_target", batch["value_target"].double()),
     ],
-    ids=["mask_by_numbers", "ask_for_gradient", "widen_target"],
+    ids=["shifted", "collected", "a gradient", "a wide target"],
 )
-@pytest.mark.filterwarnings("ignore:where received a uint8 condition:UserWarning")
 def test_minibatches_left_to_torchrl(change):
     batch = make_minibatch(dtype=torch.float32)
     change(batch)
     assert_same_results(fused=False, dtype=torch.float32, batch=batch)
 
 
-@pytest.mark.parametrize("how", ["autocast", "advantages", "coefficient"])
+@pytest.mark.parametrize("how", ["autocast", "advantages", "coefficient", "distribution"])
 def test_networks_run_once_where_torchrl_computes(how):
-    """Dropout draws what it draws there."""
-    found = []
+    """Dropout draws what it draws there. A loss looks once at the distribution."""
+    found, head = [], "column" if how == "distribution" else "categorical"
     for loss_class in (ClipPPOLoss, TritonClipPPOLoss):
-        loss = make_loss(loss_class, dtype=torch.float32)
+        loss = make_loss(loss_class, head, dtype=torch.float32)
+        if how == "distribution":
+            loss(make_minibatch(head, dtype=torch.float32))
         calls = []
         layer = next(x for x in loss.actor_network.modules() if isinstance(x, torch.nn.Linear))
         layer.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
-        batch = make_minibatch(dtype=torch.float32)
+        batch = make_minibatch(head, dtype=torch.float32)
         if how == "advantages":
             batch["advantage"], batch["value_target"] = batch["advantage"].double(), batch["value_target"].double()
         if how == "coefficient":
@@ -584,19 +475,11 @@ def test_torch_compile_is_left_to_torchrl():
     assert_same_results(classes=(Compiled, ClipPPOLoss), fused=False, dtype=torch.float32)
 
 
-@pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
-def test_a_coefficient_for_each_kind_of_action_is_left_to_torchrl():
-    got, want = run_composite({"move_entropy": 0.1, "turn_entropy": 0.2})
-    assert not got[2]
-    torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
-
-
 def test_one_distribution_of_all_agents_is_left_to_torchrl(monkeypatch):
     agents = make_minibatch(shape=(8, 6), dtype=torch.float32)
     agents.batch_size = (8,)
     monkeypatch.setitem(DISTRIBUTIONS, "categorical", SharedCategorical)
     assert_same_results(batch=agents, fused=False, dtype=torch.float32)
-    assert_same_results(batch=agents, entropy_bonus=False, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("head", ["normal", "categorical"])
@@ -660,7 +543,7 @@ ON_GPU = {"normalize_advantage": True, "clip_value": 0.3}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("head", DISTRIBUTIONS)
+@CAPTURED_HEADS
 def test_results_and_gradients_of_the_loss(head):
     batch = make_minibatch(head, torch.float32, shape=(512,)).to("cuda")
     got, want = (

@@ -38,12 +38,11 @@ class Target(NamedTuple):
 
 
 class Estimator(NamedTuple):
-    """One public function and its oracle; in another formulation, too, where that is no special case."""
+    """One public function and its oracle."""
 
     name: str
     function: Callable[..., Any]
     table: Callable[..., Any]
-    by_trajectory: Callable[..., Any] | None
     inputs: tuple
     outputs: tuple
     second: str | None = None  # the switch that leaves the second output out
@@ -54,26 +53,24 @@ class Estimator(NamedTuple):
 
 
 GAE = Estimator(
-    *("gae", ours.compute_gae, oracles.gae, oracles.gae_by_trajectory),
+    *("gae", ours.compute_gae, oracles.gae),
     *(("rewards", "values"), ("advantages", "returns"), "compute_returns"),
 )
 VTRACE = Estimator(
-    *("vtrace", ours.compute_vtrace, oracles.vtrace, oracles.vtrace_by_trajectory),
+    *("vtrace", ours.compute_vtrace, oracles.vtrace),
     *(("rewards", "values", "log_ratios"), ("targets", "advantages"), "compute_advantages"),
 )
 RETRACE = Estimator(
-    *("retrace", ours.compute_retrace, oracles.retrace, oracles.retrace_by_trajectory),
+    *("retrace", ours.compute_retrace, oracles.retrace),
     *(("rewards", "q_values", "log_ratios", "expected_next_q"), ("targets", "advantages"), "compute_advantages"),
 )
-LAMBDA = Estimator(
-    "lambda", ours.compute_lambda_returns, oracles.lambda_returns, None, ("rewards", "values"), ("returns",)
-)
+LAMBDA = Estimator("lambda", ours.compute_lambda_returns, oracles.lambda_returns, ("rewards", "values"), ("returns",))
 DISCOUNTED = Estimator(
-    "discounted", ours.compute_discounted_returns, oracles.discounted_returns, None, ("rewards",), ("returns",)
+    "discounted", ours.compute_discounted_returns, oracles.discounted_returns, ("rewards",), ("returns",)
 )
-TRACES = Estimator("traces", ours.compute_eligibility_traces, oracles.eligibility_traces, None, ("x",), ("traces",))
-PREFIX = Estimator("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum, None, ("x",), ("sums",))
-LINEAR = Estimator("linear", ours.linear_recurrence, oracles.linear_recurrence, None, ("alpha", "beta"), ("states",))
+TRACES = Estimator("traces", ours.compute_eligibility_traces, oracles.eligibility_traces, ("x",), ("traces",))
+PREFIX = Estimator("prefix", ours.compute_episodic_prefix_sum, oracles.episodic_prefix_sum, ("x",), ("sums",))
+LINEAR = Estimator("linear", ours.linear_recurrence, oracles.linear_recurrence, ("alpha", "beta"), ("states",))
 BACKWARD = (GAE, VTRACE, RETRACE, LAMBDA, DISCOUNTED)
 FORWARD = (TRACES, PREFIX)
 BOOTSTRAPPED = (GAE, VTRACE, LAMBDA, DISCOUNTED)  # those that take bootstrap_values

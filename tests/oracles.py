@@ -2,13 +2,14 @@
 
 Arrays are [num_envs, T], with trailing dimensions for actions or features. `bootstrap` is dense: the value at every
 cut (`dense_bootstrap` makes it from the other forms). `ends` are the flags, the mask and its mode, as `classify_steps`
-and `iterate_trajectories` take them. Masked cells yield 0.
+takes them. Masked cells yield 0.
 
-Each estimator is there as the paper's table, one step after another; GAE, V-Trace and Retrace also one trajectory at a
-time, as the explicit sum of the paper that they come from. The other backward ones are special cases of these. With
-dtype=np.float32 a table rounds every operation to float32: the serial loop that others are measured by. The table of
-`gae` finds the boundaries itself; the other backward ones share `classify_steps`.
+Each estimator is there as the paper's table, one step after another. With dtype=np.float32 a table rounds every
+operation to float32: the serial loop that others are measured by. The table of `gae` finds the boundaries itself; the
+other backward ones share `classify_steps`.
 """
+
+import itertools
 
 import numpy as np
 
@@ -250,26 +251,11 @@ def discounted_returns(rewards, *, gamma=0.99, bootstrap=None, dtype=np.float64,
     return (returns,)
 
 
-# --- backward, one trajectory at a time -------------------------------------------------------------------------------
-
-
-def iterate_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
-    """(n, indices of its steps, whether it has a future) of every trajectory: rows are cut, masked steps deleted."""
-    for n in range(shape[0]):
-        done = np.zeros(shape[1], bool)
-        for flags in (terminated, truncated):
-            done |= False if flags is None else np.asarray(flags[n], bool)
-        keep = np.ones(shape[1], bool) if mask is None else np.asarray(mask[n], bool)
-        for piece in split_row(done, keep, mask_mode):
-            last = piece[-1]
-            term = terminated is not None and terminated[n, last]
-            before_hole = mask_mode == "reset" and last + 1 < shape[1] and not keep[last + 1]
-            cut_here = truncated is not None and truncated[n, last]
-            yield n, piece, not term and (cut_here or not before_hole)
+# --- trajectories -----------------------------------------------------------------------------------------------------
 
 
 def split_row(done, keep, mask_mode):
-    """Index arrays of the trajectories of one row."""
+    """Index arrays of the trajectories of one row, masked steps deleted."""
     found, piece = [], []
     for t in range(len(done)):
         if keep[t]:
@@ -280,78 +266,16 @@ def split_row(done, keep, mask_mode):
     return [np.array(p) for p in (*found, piece) if p]
 
 
-def number_trajectories(shape, **ends):
+def number_trajectories(shape, terminated=None, truncated=None, mask=None, mask_mode="skip"):
     """A number per cell, equal for the cells of one trajectory; masked cells get -1."""
-    ids = np.full(shape, -1)
-    for i, (n, piece, _) in enumerate(iterate_trajectories(shape, **ends)):
-        ids[n, piece] = i
+    ids, numbers = np.full(shape, -1), itertools.count()
+    done, keep = np.zeros(shape, bool), np.ones(shape, bool) if mask is None else np.asarray(mask, bool)
+    for flags in (terminated, truncated):
+        done |= False if flags is None else np.asarray(flags, bool)
+    for n in range(shape[0]):
+        for piece in split_row(done[n], keep[n], mask_mode):
+            ids[n, piece] = next(numbers)
     return ids
-
-
-def gated_products(weight, x):
-    """weight * x, where a weight of 0 keeps NaN and infinity out."""
-    with np.errstate(invalid="ignore"):
-        return np.where(weight == 0, 0.0, weight * x)
-
-
-def sum_ahead(factors, terms):
-    """For every i the sum over k >= i of terms[k], times the factors from i up to k."""
-    weights = (np.cumprod(np.append(1, factors[i:])) for i in range(len(terms)))
-    return np.array([gated_products(w, terms[i:]).sum() for i, w in enumerate(weights)])
-
-
-def get_final_value(has_future, bootstrap, next_values, n, last):
-    """What follows the last step of a trajectory."""
-    return (bootstrap if next_values is None else next_values)[n, last] if has_future else 0.0
-
-
-def gae_by_trajectory(rewards, values, *, gamma=0.99, lambda_=0.95, bootstrap=None, next_values=None, **ends):
-    """Schulman 2016, eq. 16: A_t = sum_l (g*lam)^l * delta_{t+l}, delta = r + g*V' - V."""
-    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    advantages = np.zeros(rewards.shape)
-    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
-        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
-        v_next = np.append(ahead, get_final_value(has_future, bootstrap, next_values, n, piece[-1]))
-        deltas = rewards[n, piece] + gated_products(g[n, piece], v_next) - values[n, piece]
-        advantages[n, piece] = sum_ahead(lambda_ * g[n, piece[:-1]], deltas)
-    return advantages, add_values(advantages, values, ends.get("mask"))
-
-
-def vtrace_by_trajectory(rewards, values, *, gamma=0.99, lambda_=1.0, rho_bar=1.0, c_bar=1.0, rho_bar_pg=None, **ends):
-    """Espeholt 2018, eq. 1: vs = V + sum_t g^(t-s) * (prod_{i=s}^{t-1} c_i) * rho_t * (r_t + g*V(s_{t+1}) - V(s_t))."""
-    ratios, (bootstrap, next_values) = take_ratios(ends), take(ends, "bootstrap", "next_values")
-    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    targets, advantages = np.zeros((2, *rewards.shape))
-    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
-        end = get_final_value(has_future, bootstrap, next_values, n, piece[-1])
-        ahead = values[n, piece[1:]] if next_values is None else next_values[n, piece[:-1]]
-        r, v, discount, ratio = (x[n, piece] for x in (rewards, values, g, ratios))
-        deltas = np.minimum(rho_bar, ratio) * (r + gated_products(discount, np.append(ahead, end)) - v)
-        decays = discount * lambda_ * np.minimum(c_bar, ratio)
-        sums = sum_ahead(decays[:-1], deltas)
-        targets[n, piece] = v + sums
-        next_targets = np.append(ahead + sums[1:], end)
-        rho = np.minimum(rho_bar if rho_bar_pg is None else rho_bar_pg, ratio)
-        advantages[n, piece] = rho * (r + gated_products(discount, next_targets) - v)
-    return targets, advantages
-
-
-def retrace_by_trajectory(rewards, q_values, *, gamma=0.99, lambda_=1.0, c_bar=1.0, rho_bar=1.0, **ends):
-    """Munos 2016, eq. 3: Q(s_0, a_0) + sum_t g^t * (prod_{i=1}^t c_i) * (r_t + g*E_pi Q(s_{t+1}, .) - Q(s_t, a_t))."""
-    ratios, (next_q, probs, q_of_actions) = take_ratios(ends), take(ends, *NEXT_Q)
-    g = np.broadcast_to(np.asarray(gamma, np.float64), rewards.shape)
-    next_q = (probs * q_of_actions).sum(-1) if next_q is None else next_q
-    targets, advantages = np.zeros((2, *rewards.shape))
-    for n, piece, has_future in iterate_trajectories(rewards.shape, **ends):
-        r, q, discount, ratio = (x[n, piece] for x in (rewards, q_values, g, ratios))
-        ahead = np.append(next_q[n, piece[:-1]], next_q[n, piece[-1]] if has_future else 0.0)
-        deltas = r + gated_products(discount, ahead) - q
-        into = discount[:-1] * lambda_ * np.minimum(c_bar, ratio[1:])
-        sums = sum_ahead(into, deltas)
-        targets[n, piece] = q + sums
-        following = np.append((q + sums)[1:], ahead[-1])
-        advantages[n, piece] = np.minimum(rho_bar, ratio) * (r + gated_products(discount, following) - q)
-    return targets, advantages
 
 
 # --- forward ----------------------------------------------------------------------------------------------------------

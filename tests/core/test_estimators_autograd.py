@@ -271,11 +271,6 @@ def test_no_graph_unless_asked(target, estimator):
         call(target.backend)
 
 
-def test_integers_take_part_without_a_gradient(target):
-    call = Call(random_case(cases.PREFIX, *SHAPE, x=np.ones(SHAPE, np.int32)), target.device)
-    assert not call(target.backend)[0].requires_grad
-
-
 def draw_compiled_cases(estimator):
     """A case with every kind of optional argument present, and one with few."""
     features = (2,) if estimator in cases.FORWARD or estimator is cases.LINEAR else ()

@@ -156,33 +156,22 @@ def list_continuation_errors():
     yield bad_call(cases.LAMBDA, "values", ValueError, "None", "next_values", values=None, bootstrap_values=None)
 
 
+def list_alternatives(estimator, whole, *parts, one):
+    """Either the whole, or both parts of which it is made."""
+    halves = [{name: one} for name in parts]
+    for changes in ({whole: None}, *({whole: None, **half} for half in halves), *halves, dict.fromkeys(parts, one)):
+        yield bad_call(estimator, whole, ValueError, *parts, **changes)
+
+
 def list_ratio_errors():
-    """Either the log-ratio or both log-probabilities."""
-    one = floats(N, T)
     for estimator in cases.OFF_POLICY:
-        for changes in (
-            {"log_ratios": None},
-            {"log_ratios": None, "target_log_probs": one},
-            {"log_ratios": None, "behaviour_log_probs": one},
-            {"target_log_probs": one},
-            {"behaviour_log_probs": one},
-            {"target_log_probs": one, "behaviour_log_probs": one},
-        ):
-            yield bad_call(estimator, "log_ratios", ValueError, "target_log_probs", "behaviour_log_probs", **changes)
+        names = "log_ratios", "target_log_probs", "behaviour_log_probs"
+        yield from list_alternatives(estimator, *names, one=floats(N, T))
 
 
 def list_expectation_errors():
-    """Either the expectation or both of what it is made of."""
-    one = floats(N, T, A)
-    for changes in (
-        {"expected_next_q": None},
-        {"expected_next_q": None, "next_action_probs": one},
-        {"expected_next_q": None, "next_q_values": one},
-        {"next_action_probs": one},
-        {"next_q_values": one},
-        {"next_action_probs": one, "next_q_values": one},
-    ):
-        yield bad_call(cases.RETRACE, "expected_next_q", ValueError, "next_action_probs", "next_q_values", **changes)
+    names = "expected_next_q", "next_action_probs", "next_q_values"
+    yield from list_alternatives(cases.RETRACE, *names, one=floats(N, T, A))
     changes = {"next_q_values": floats(N, T, A + 1)}
     yield bad_call(cases.RETRACE, "next_q_values", ValueError, "3, 5, 4", "3, 5, 3", form="actions", **changes)
     yield bad_call(cases.RETRACE, "next_q_values", ValueError, "3, 5", form="actions", next_q_values=floats(N, T))

@@ -351,29 +351,18 @@ def test_any_number_of_actions(target, num_actions):
         assert_close(one, other, rtol=3e-6)
 
 
-def assert_layouts_agree(target, estimator, mask_mode, num_envs, valid):
+@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
+@pytest.mark.parametrize(("num_envs", "valid"), [(33, 1.0), (4, 0.9), (1037, 0.7)])
+@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
+def test_layouts_agree(target, estimator, num_envs, valid, mask_mode):
     """Environments side by side in memory, and apart; to the bit on the cpu backend, which has a walk for either."""
+    if target.interpreted and num_envs > 33:
+        pytest.skip("too wide for the interpreter")
     modes = {} if estimator is cases.LINEAR else {"mask_mode": mask_mode}
     case = random_case(estimator, num_envs, 16, valid=valid, **modes)
     for one, other in zip(run_case(case, target), run_case(case, target, How(time_dim=0)), strict=True):
         assert_close(other.contiguous(), one)
         assert target.backend != "cpu" or same_bits(other.contiguous(), one)
-
-
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
-def test_layouts_agree(target, estimator, mask_mode):
-    for num_envs, valid in (33, 1.0), (4, 0.9):
-        assert_layouts_agree(target, estimator, mask_mode, num_envs, valid)
-
-
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
-def test_wide_layouts_agree(target, estimator, mask_mode):
-    """Wider than what the cpu backend walks together."""
-    if target.interpreted:
-        pytest.skip("too wide for the interpreter")
-    assert_layouts_agree(target, estimator, mask_mode, 1037, 0.7)
 
 
 @pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)

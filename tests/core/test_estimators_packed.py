@@ -134,15 +134,6 @@ def test_an_edge_value_per_sequence(target, valid):
             check_packed(case, lengths, target)
 
 
-@ALL
-def test_types(target, estimator):
-    lengths = LENGTHS["ragged"]
-    case = make_packed_case(estimator, lengths)
-    floats = [How(flag_dtype=torch.float32)] * (target.backend != "cpu" or estimator in (cases.GAE, cases.PREFIX))
-    for how in (How(dtype=torch.bfloat16), How(layouts=("strided",)), *floats):
-        check_packed(case, lengths, target, how)
-
-
 @pytest.mark.parametrize("boundary", ["ends_at", "starts_at"])
 @pytest.mark.parametrize("dtype", [float, np.int8, np.int64])
 def test_prefix_sums_with_a_state(target, boundary, dtype):
@@ -285,19 +276,6 @@ def test_gradients(float64_target, estimator):
             return answer if isinstance(answer, torch.Tensor) else tuple(answer)
 
         assert_gradients(call_estimator, [kwargs[k].requires_grad_() for k in names], float64_target.backend)
-
-
-@ALL
-def test_compiles_without_a_graph_break(target, estimator):
-    cases.skip_repeated_tracing(target, False)
-    lengths = LENGTHS["ragged"]
-    kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, target.device), "backend": target.backend}
-    first, cu_seqlens = kwargs.pop(estimator.inputs[0]), kwargs.pop("cu_seqlens")
-
-    def call_estimator(x, cu_seqlens):
-        return estimator.function(**{**kwargs, estimator.inputs[0]: 2 * x, "cu_seqlens": cu_seqlens})
-
-    cases.check_full_graph(call_estimator, first, cu_seqlens)
 
 
 TOTAL = sum(LENGTHS["ragged"])

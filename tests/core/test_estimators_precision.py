@@ -210,17 +210,6 @@ def test_a_row_does_not_depend_on_the_others(target, estimator, time_dim):
         assert all(same_bits(one[n].contiguous(), two[n].contiguous()) for n in keep)
 
 
-@pytest.mark.parametrize("estimator", [*cases.BACKWARD, *cases.FORWARD], ids=get_name)
-def test_the_cpu_backend_computes_a_row_alone_as_in_any_batch(target, estimator):
-    if target.backend != "cpu":
-        pytest.skip("of the others only close results are promised")
-    case = random_case(estimator, 35, 65, valid=0.9)
-    whole = run_case(case, target)
-    for n in (0, 1, 16, 34):
-        alone = run_case(case.map_arrays(lambda x, n=n: x[n : n + 1]), target)
-        assert all(same_bits(one[n : n + 1], two) for one, two in zip(whole, alone, strict=True))
-
-
 @ALL
 def test_a_problem_for_several_threads(target, estimator, monkeypatch):
     """Rows of a large problem, which the cpu backend splits, are those of a small one; so are features."""

@@ -47,7 +47,6 @@ BENCHMARKS = {
     "first_call": Benchmark("first_call", ("numba",)),
     "losses": Benchmark("losses"),
     "packed": Benchmark("packed"),
-    "regimes": Benchmark("regimes"),
     "token_log_probs": Benchmark("token_log_probs"),
     "linear_token_log_probs": Benchmark("linear_token_log_probs"),
     "trl_step": Benchmark("trl_step", ("trl", "accelerate", "datasets")),

@@ -155,8 +155,8 @@ LONG_ESTIMATORS = ("gae", "eligibility_traces")
 SUITES = {
     "headline": Suite(
         combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
-        ("ours", "ours_out", "loop", "compiled_scan", "flat_triton", "torchrl"),
-        ("compiled_scan", "flat_triton", "loop"),
+        ("ours", "ours_out", "ours_annealed", "loop", "compiled_scan", "flat_triton", "torchrl"),
+        ("ours_annealed", "compiled_scan", "flat_triton", "loop"),
     ),
     "sweep": Suite(
         combine_workloads(SWEEP_SHAPES, truncated=BOTH),

@@ -130,12 +130,6 @@ def time_call(call: Call, device: str) -> float:
     return float(begin.elapsed_time(end)) * 1e3
 
 
-def time_host(call: Call, device: str) -> float:
-    """One call by the host's clock, the device idle before it."""
-    wait_for(device)
-    return time_call(call, "cpu")
-
-
 def wait_for(device: str) -> None:
     if device != "cpu":
         torch.cuda.synchronize(device)

@@ -98,7 +98,7 @@ WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixel
 DEFAULTS = "defaults"  # a variant without a name
 ARMS = {
     "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
-    "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
+    "ours_annealed": "ours, annealed", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
     "cuda_rows": "CUDA rows", "cuda_rows_by_four": "CUDA rows, 16 bytes at a time", "numpy": "NumPy",
     "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
 }  # fmt: skip
@@ -426,7 +426,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 
 TABLES = (  # benchmarks with a line for each setting
-    "regimes", "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
+    "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
     "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step", "rllib_training",
 )  # fmt: skip
 OF_LOGITS: list[Column] = [

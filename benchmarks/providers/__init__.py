@@ -56,6 +56,7 @@ REGISTRY = {
     "torch_add": Provider("others", function="make_torch_add", verified=False),
     "ours": Provider("others", compiles=True),
     "ours_out": Provider("others", function="make_call_with_out", compiles=True),
+    "ours_annealed": Provider("others", function="make_annealed_call", captured=False),
     "loop": Provider("loop"),
     "compiled_scan": Provider("others", function="make_compiled_call", compiles=True),
     "flat_triton": Provider("flat_triton", ("triton",), ("cuda",), compiles=True),

@@ -33,7 +33,7 @@ def measure_error(name, workload):
     return None if call is None else oracle.find_error(REGISTRY[name], call())
 
 
-@pytest.mark.parametrize("name", ["ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl"])
+@pytest.mark.parametrize("name", ["ours", "ours_out", "ours_annealed", "loop", "numpy", "numba", "sb3", "torchrl"])
 def test_providers_agree_on_a_cpu(name):
     if REGISTRY[name].unavailable("cpu"):
         pytest.skip(REGISTRY[name].unavailable("cpu"))

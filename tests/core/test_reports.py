@@ -1,18 +1,12 @@
-"""Generated pages are what their script makes of the result files, and single benchmarks measure what they say."""
-
-from argparse import Namespace
-from itertools import count
+"""Generated pages are what their script makes of the result files, and single benchmarks describe what they measure."""
 
 import pytest
-import torch
 
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import learning, regimes, report, results
+from benchmarks import learning, report, results
 from benchmarks.results import ROOT, Result, make_row
-
-QUICK = Namespace(device="cpu", quick=True, seconds=1e-3)
 
 
 @pytest.mark.parametrize("page", report.list_pages())
@@ -82,21 +76,6 @@ def test_the_headline_is_what_the_file_has():
         for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
             (row,) = results.select_rows(rows, arm, "over ours")
             assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
-
-
-def test_regimes(monkeypatch):
-    """Every regime is checked and timed; wrong results are no times."""
-    (workload,) = regimes.SETTINGS["quick"]
-    rows = list(regimes.measure(workload, QUICK))
-    found = {row.setting.removeprefix("regime=") for row in rows}
-    assert {"annealed numbers", "packed rows of changing lengths", "3 shapes"} < found and len(found) == 8
-    kernels = count()
-    monkeypatch.setattr(regimes, "count_kernels", lambda device: next(kernels))
-    (*_, compiling) = rows = list(regimes.time_inputs(workload, [regimes.draw_inputs(workload, "cpu")], "cpu"))
-    assert [row.median is None for row in rows] == [True, True, False, False] and compiling.median == 1
-    monkeypatch.setattr(regimes, "make_call", lambda workload, inputs, change: lambda: torch.rand(3))
-    with pytest.raises(AssertionError):
-        regimes.check_results(workload, regimes.draw_inputs(workload, "cpu"), {})
 
 
 def test_learning_curves_of_several_seeds():

@@ -1,7 +1,6 @@
 """Updates of learners alone, with fused losses and optimizers and sliced minibatches: RLlib's weights and metrics."""
 
 import copy
-import re
 import types
 from functools import partial
 
@@ -14,10 +13,7 @@ pytest.importorskip("ray.rllib")
 import ray
 import updates
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
-from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.core.distribution.torch.torch_distribution import TorchDiagGaussian, TorchMultiCategorical
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
@@ -27,29 +23,13 @@ from updates import POLICY, SPACES, OwnGaussian, build_learner, make_config, own
 from rl_triton_adapters.common import overrides
 from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
-from rl_triton_adapters.rllib.minibatches import BatchCycle, can_slice_minibatches, slice_minibatches
+from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
 from rl_triton_adapters.rllib.update import clip_gradients_at_once
-
-
-@pytest.mark.parametrize("on", [True, False])
-def test_an_update_has_a_flag(on, monkeypatch):
-    config = make_config("categorical")
-    stock = update_learner(config, "categorical")
-    learner = build_learner(enable_triton(config).learners(learner_config_dict={"rl_triton_update": on}))
-    slices = updates.count_calls(monkeypatch, BatchCycle, "draw_minibatch")
-    losses = updates.count_calls(monkeypatch, loss, "ppo_loss")
-    updates.assert_same_updates(stock, update_learner(config, "categorical", learner=learner))
-    assert bool(slices) == bool(losses) == learner.describe().endswith("updates are compiled") == on
 
 
 class OwnModule(DefaultPPOTorchRLModule):
     def get_inference_action_dist_cls(self):
         return OwnGaussian
-
-
-def test_another_distribution_has_the_loss_of_rllib():
-    config = make_config("gaussian").rl_module(rl_module_spec=RLModuleSpec(module_class=OwnModule))
-    updates.assert_updates_of_rllib(config, "gaussian", says="; RLlib's loss of default_policy (OwnGaussian); ")
 
 
 @pytest.mark.parametrize("captured", [False, True])
@@ -94,20 +74,6 @@ def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update(
         update_learner(make_config("several categorical"), "several categorical", 1, learner)
         counts.append((len(overrides.NAMES), len(made)))
     assert counts[2][0] == counts[1][0] and counts[2][1] - counts[1][1] <= 12
-
-
-def test_minibatches_of_several_sizes_have_the_metrics_of_rllib():
-    """Rows of a stateful module are padded: minibatches have different numbers of steps, and their mean is logged."""
-    model = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=7)
-    updates.assert_updates_of_rllib(make_config("gaussian", model=model), "gaussian")
-
-
-@pytest.mark.parametrize("make_own", [own_loss, own_metrics])
-def test_a_loss_of_ones_own_may_call_the_fused_one(make_own):
-    kinds = make_own(PPOTorchLearner), make_own(TritonPPOTorchLearner)
-    learner = updates.assert_updates_of_rllib(make_config("gaussian"), "gaussian", kinds)
-    own = r"Own has its own compute_loss_for_module \(.*\), which may call " if make_own is own_loss else ""
-    assert re.search(f"; {own}the fused loss of default_policy; ", learner.describe())
 
 
 @pytest.mark.parametrize("make_own", [own_loss, own_metrics])

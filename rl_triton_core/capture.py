@@ -24,17 +24,6 @@ from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
-from rl_triton_core._internal.capture.reach import (
-    Reach,
-    describe_foreign,
-    is_written_in,
-    list_called,
-    list_functions,
-    list_homes,
-    list_names,
-    list_read,
-    locate,
-)
 from rl_triton_core._internal.capture.step import (
     Captured,
     CaptureFailed,
@@ -52,19 +41,10 @@ from rl_triton_core._internal.capture.undo import keep_buffers
 __all__ = [
     "OPTIMIZERS",
     "CapturedStep",
-    "Reach",
-    "describe_foreign",
     "find_group_obstacle",
     "hold_captures",
     "is_input",
-    "is_written_in",
     "keep_buffers",
-    "list_called",
-    "list_functions",
-    "list_homes",
-    "list_names",
-    "list_read",
-    "locate",
     "name_repeated",
     "use_capture_stream",
 ]

@@ -16,17 +16,9 @@ from torch.optim import Optimizer
 from rl_triton_core._internal.arguments.validation import check_choice, check_count, check_number
 from rl_triton_core._internal.capture.key import name_context
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
-from rl_triton_core._internal.mlp import serial
+from rl_triton_core._internal.mlp import groups, serial
 from rl_triton_core._internal.mlp import serial_values as values
 from rl_triton_core._internal.mlp.compile import Loss, compile_entry, find_functions
-from rl_triton_core._internal.mlp.groups import (
-    GroupTables,
-    RolloutTables,
-    ValueTables,
-    collect_facts,
-    make_snapshot,
-    view_samples,
-)
 from rl_triton_core._internal.mlp.networks import Unsupported
 
 __all__ = [
@@ -139,13 +131,15 @@ class Compiled:
         is_own = known is not None and known.owner() is self
         if is_own and known.snapshot is not None and known.snapshot.holds():
             return known
-        facts = {group: collect_facts(*part) for group, part in self._parts.items()}
+        facts = {group: groups.collect_facts(*part) for group, part in self._parts.items()}
         key = self._described, [(group, own.key) for group, own in facts.items()]
         if known is None or known.key != key:
             optimizers = {group: optimizer for group, (_, optimizer, *_) in self._parts.items()}
             known = self._make_tables(self, facts, optimizers)
         known.key, known.owner = key, ref(self)
-        known.snapshot = make_snapshot(self._parts.values(), facts.values()) if is_own else None  # not for one call
+        known.snapshot = None  # not for one call
+        if is_own:
+            known.snapshot = groups.make_snapshot(self._parts.values(), facts.values())
         return known
 
     def _take_tables(self) -> tuple[Any, tuple[int, ...]]:
@@ -219,7 +213,7 @@ class CompiledUpdate(Compiled):
         self.log_std, self.log_std_bound = log_std, log_std_bound
         self.loss = Loss(head, value_clip_mode, has_kl, head == "gaussian" and log_std is None)
         parts = {0: ([actor, critic], optimizer, [] if log_std is None else [log_std])}
-        super().__init__(RolloutTables, parts, serial.run_epoch, (self.loss, self.nvec, log_std is None))
+        super().__init__(groups.RolloutTables, parts, serial.run_epoch, (self.loss, self.nvec, log_std is None))
 
     def run(
         self,
@@ -284,7 +278,7 @@ class CompiledUpdate(Compiled):
         for drawn in orders:
             order = drawn if isinstance(drawn, Tensor) else [*drawn]  # from here on, nothing of the caller's runs
             tables, addresses = self._take_tables()
-            arrays = view_samples(rollout, tables.columns, wanted)
+            arrays = groups.view_samples(rollout, tables.columns, wanted)
             indices, ends = check_order(order, minibatch_size, len(arrays[0]))
             tables.numbers[:] = [math.inf if x is None else x for x in numbers]
             results, totals = np.full((len(ends), len(STATISTICS)), math.nan), np.empty(7)
@@ -341,7 +335,7 @@ class CompiledNetwork(Compiled):
 
     def __init__(self, *networks: nn.Module) -> None:
         """Keep them."""
-        super().__init__(GroupTables, {0: (networks, None)}, values.evaluate)
+        super().__init__(groups.GroupTables, {0: (networks, None)}, values.evaluate)
 
     def __call__(self, features: np.ndarray) -> np.ndarray:
         """What they return, side by side.
@@ -440,7 +434,7 @@ class CompiledValueUpdate(Compiled):
         parts |= {values.ACTOR: ([*actor], actor_optimizer)} if actor else {}
         parts |= {} if actor_target is None else {values.NEXT_ACTOR: ([actor_target], None)}
         parts |= {} if log_entropy_coef is None else {values.ENTROPY: ([], entropy_optimizer, [log_entropy_coef])}
-        super().__init__(ValueTables, parts, values.run_steps)
+        super().__init__(groups.ValueTables, parts, values.run_steps)
 
     def run(
         self,
@@ -483,7 +477,7 @@ class CompiledValueUpdate(Compiled):
             raise ValueError(f"critic_coef, entropy_coef, target_entropy, tau: got {numbers}, expected finite numbers")
         tables, addresses = self._take_tables()
         wanted = {"noise": tables.is_gaussian, "next_noise": transitions.next_noise is not None or tables.is_gaussian}
-        samples = view_samples(transitions, tables.columns, wanted)
+        samples = groups.view_samples(transitions, tables.columns, wanted)
         count, rest = divmod(len(samples[0]), check_count("batch_size", batch_size))
         if rest or not count:
             raise ValueError(f"batch_size: got {batch_size}, expected a divisor of {len(samples[0])} samples")

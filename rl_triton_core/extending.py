@@ -7,7 +7,7 @@
    the results on the backend chosen.
 3. Decorate it with `with_fast_path`, so that repeated calls skip the checks.
 
-The estimators of this package are written with these names too.
+The estimators of this package are written with these functions too.
 """
 
 from rl_triton_core._internal.arguments.side_effects import say, warn

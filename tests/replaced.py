@@ -13,7 +13,7 @@ import torch
 from overrides import alter_call, derive, override
 from torch.distributions.utils import lazy_property
 
-from rl_triton_core.capture import list_functions
+from rl_triton_core.reach import list_functions
 
 ALL = os.environ.get("RL_TRITON_TEST_COMBINATIONS") == "all"
 PYTORCH = ("torch.distributions.", "torch.nn.", "torch.optim.")

@@ -6,16 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core.extending import (
-    FinalValues,
-    Recurrence,
-    Step,
-    check_bool,
-    check_layout,
-    select,
-    solve,
-    with_fast_path,
-)
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core.extending import FinalValues, Recurrence, Step, select, solve, with_fast_path
 
 
 class GAEOutput(NamedTuple):
@@ -124,7 +116,7 @@ def compute_gae(
     results = solve(
         GAE,
         {"rewards": rewards, "values": values},
-        check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens),
+        check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens),
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
@@ -133,7 +125,7 @@ def compute_gae(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, check_bool("compute_returns", compute_returns)),
+        wanted=(True, check.check_bool("compute_returns", compute_returns)),
         out=out,
         backend=backend,
     )

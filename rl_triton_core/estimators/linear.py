@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.scan.recurrence import LINEAR_BACKWARD, LINEAR_FORWARD
-from rl_triton_core.extending import check_bool, check_layout, check_shape, check_tensor, solve_features, with_fast_path
+from rl_triton_core.extending import solve_features, with_fast_path
 
 
 @with_fast_path
@@ -52,12 +53,12 @@ def linear_recurrence(
         >>> linear_recurrence(torch.ones(1, 3), torch.full((1, 3), 0.5), reverse=False)
         tensor([[1.0000, 1.5000, 1.7500]])
     """
-    layout = check_layout("alpha", alpha, time_dim, features=True)
-    check_tensor("beta", beta)
-    check_shape("beta", beta, alpha.shape, "that of alpha", alpha.device)
+    layout = check.check_layout("alpha", alpha, time_dim, features=True)
+    check.check_tensor("beta", beta)
+    check.check_shape("beta", beta, alpha.shape, "that of alpha", alpha.device)
     if initial is not None:
-        check_tensor("initial", initial)
+        check.check_tensor("initial", initial)
         shape = (layout.num_envs, *alpha.shape[2:])
-        check_shape("initial", initial, shape, "[num_envs, *features]", alpha.device)
-    recurrence = LINEAR_BACKWARD if check_bool("reverse", reverse) else LINEAR_FORWARD
+        check.check_shape("initial", initial, shape, "[num_envs, *features]", alpha.device)
+    recurrence = LINEAR_BACKWARD if check.check_bool("reverse", reverse) else LINEAR_FORWARD
     return solve_features(recurrence, (alpha, beta), layout, initial=initial, out=out, backend=backend)

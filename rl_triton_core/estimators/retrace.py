@@ -6,25 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core.extending import (
-    Expectation,
-    Recurrence,
-    RolloutLayout,
-    Step,
-    check_bool,
-    check_clip,
-    check_layout,
-    check_log_ratios,
-    check_number,
-    check_per_step,
-    check_shape,
-    check_tensor,
-    exp,
-    minimum,
-    select,
-    solve,
-    with_fast_path,
-)
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core.extending import Expectation, Recurrence, Step, exp, minimum, select, solve, with_fast_path
 
 
 class RetraceOutput(NamedTuple):
@@ -146,8 +129,9 @@ def compute_retrace(
         >>> compute_retrace(rewards, q_values, gamma=1.0, log_ratios=on_policy, expected_next_q=expected).targets
         tensor([[12., 11.]])
     """
-    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    ratios = check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    ratios = check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
+    clips = check.check_clip("c_bar", c_bar), check.check_clip("rho_bar", rho_bar)
     results = solve(
         RETRACE,
         {"rewards": rewards, "q_values": q_values, **ratios},
@@ -155,11 +139,11 @@ def compute_retrace(
         terminated=terminated,
         truncated=truncated,
         gamma=gamma,
-        params=(check_number("lambda_", lambda_, 0.0, 1.0), check_clip("c_bar", c_bar), check_clip("rho_bar", rho_bar)),
+        params=(check.check_number("lambda_", lambda_, 0.0, 1.0), *clips),
         next_values=check_expectation(expected_next_q, next_action_probs, next_q_values, layout),
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, check_bool("compute_advantages", compute_advantages)),
+        wanted=(True, check.check_bool("compute_advantages", compute_advantages)),
         out=out,
         backend=backend,
     )
@@ -167,19 +151,19 @@ def compute_retrace(
 
 
 def check_expectation(
-    expected: torch.Tensor | None, probs: Any, q_values: Any, layout: RolloutLayout
+    expected: torch.Tensor | None, probs: Any, q_values: Any, layout: check.RolloutLayout
 ) -> torch.Tensor | Expectation:
     """The expectation NQ in one of two forms: computed, or as π(·|s_{t+1}) and Q(s_{t+1}, ·) of all actions."""
     if expected is not None:
         if probs is not None or q_values is not None:
             raise ValueError("expected_next_q: got it and next_action_probs or next_q_values, expected one form")
-        check_per_step("expected_next_q", expected, layout)
+        check.check_per_step("expected_next_q", expected, layout)
         return expected
     if probs is None or q_values is None:
         raise ValueError("expected_next_q: got None, expected it, or both next_action_probs and next_q_values")
     for name, tensor in (("next_action_probs", probs), ("next_q_values", q_values)):
-        check_tensor(name, tensor)
+        check.check_tensor(name, tensor)
         actions = max(1, tensor.shape[-1]) if tensor.ndim else 1
-        check_shape(name, tensor, (*layout.shape, actions), "that of rewards, and actions", layout.device)
-    check_shape("next_q_values", q_values, probs.shape, "that of next_action_probs", layout.device)
+        check.check_shape(name, tensor, (*layout.shape, actions), "that of rewards, and actions", layout.device)
+    check.check_shape("next_q_values", q_values, probs.shape, "that of next_action_probs", layout.device)
     return Expectation(probs, q_values)

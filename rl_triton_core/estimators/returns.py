@@ -6,17 +6,8 @@ from typing import Any
 
 import torch
 
-from rl_triton_core.extending import (
-    FinalValues,
-    Recurrence,
-    RolloutLayout,
-    Step,
-    check_layout,
-    read_state,
-    select,
-    solve,
-    with_fast_path,
-)
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core.extending import FinalValues, Recurrence, Step, read_state, select, solve, with_fast_path
 
 
 def coefficients(step: Step) -> tuple[Any, Any]:
@@ -100,7 +91,7 @@ def compute_lambda_returns(
     if (values is None) == (next_values is None):
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
-    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return solve_returns(
         {"rewards": rewards} | ({} if values is None else {"values": values}),
         layout,
@@ -166,7 +157,7 @@ def compute_discounted_returns(
         >>> compute_discounted_returns(torch.tensor([[1.0, 1.0, 1.0]]), gamma=0.5, bootstrap_values=0.0)
         tensor([[1.7500, 1.5000, 1.0000]])
     """
-    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
     return solve_returns(
         {"rewards": rewards},
         layout,
@@ -181,7 +172,7 @@ def compute_discounted_returns(
     )
 
 
-def solve_returns(inputs: dict[str, Any], layout: RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
+def solve_returns(inputs: dict[str, Any], layout: check.RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
     """`solve` for one result, which is given and returned by itself."""
     returns: torch.Tensor
     (returns,) = solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **arguments)

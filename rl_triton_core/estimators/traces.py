@@ -10,20 +10,7 @@ from torch import Tensor
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.scan.bootstrap import find_last_step
-from rl_triton_core.extending import (
-    Recurrence,
-    RolloutLayout,
-    Step,
-    check_bool,
-    check_choice,
-    check_flags,
-    check_layout,
-    check_number,
-    read_state,
-    select,
-    solve_features,
-    with_fast_path,
-)
+from rl_triton_core.extending import Recurrence, Step, read_state, select, solve_features, with_fast_path
 
 BOUNDARIES = ("ends_at", "starts_at")
 
@@ -129,10 +116,10 @@ def compute_eligibility_traces(
         >>> compute_eligibility_traces(torch.ones(1, 4), done, decay=0.5)
         tensor([[1.0000, 1.5000, 1.0000, 1.5000]])
     """
-    layout = check_layout("x", x, time_dim, features=True)
+    layout = check.check_layout("x", x, time_dim, features=True)
     factors: tuple[Any, float]
     if decay is None:
-        factors = check_number("gamma", gamma, 0.0, math.inf), check_number("lambda_", lambda_, 0.0, 1.0)
+        factors = check.check_number("gamma", gamma, 0.0, math.inf), check.check_number("lambda_", lambda_, 0.0, 1.0)
     else:
         factors = check.check_decay(decay, x, layout), 1.0
     return solve_forward(
@@ -217,14 +204,14 @@ def compute_episodic_prefix_sum(
         >>> compute_episodic_prefix_sum(torch.ones(1, 4, dtype=torch.int32), dones)
         tensor([[1, 2, 1, 2]])
     """
-    layout = check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
+    layout = check.check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
     one = 1.0 if x.is_floating_point() else 1
     return solve_forward(
         x,
         layout,
         {"dones": dones},
         (one, one),
-        starts_at=check_choice("boundary", boundary, BOUNDARIES) == "starts_at",
+        starts_at=check.check_choice("boundary", boundary, BOUNDARIES) == "starts_at",
         state=state,
         return_state=return_state,
         mask=mask,
@@ -236,7 +223,7 @@ def compute_episodic_prefix_sum(
 
 def solve_forward(
     x: torch.Tensor,
-    layout: RolloutLayout,
+    layout: check.RolloutLayout,
     flags: dict[str, torch.Tensor | None],
     factors: tuple[float | torch.Tensor, float],
     *,
@@ -250,16 +237,16 @@ def solve_forward(
 ) -> torch.Tensor | tuple[torch.Tensor, ScanState]:
     """Compute a forward scan whose decay is the product of `factors`, and perhaps the state after it."""
     for name, tensor in flags.items():
-        check_flags(name, tensor, layout)
-    check_flags("mask", mask, layout)
+        check.check_flags(name, tensor, layout)
+    check.check_flags("mask", mask, layout)
     check.check_values(tuple(flags), flags, mask)
     value, done = check.check_state(state, x, layout)
-    if check_bool("return_state", return_state) and isinstance(out, torch.Tensor):
+    if check.check_bool("return_state", return_state) and isinstance(out, torch.Tensor):
         exact = check.find_precision((x, value, *factors)) if x.is_floating_point() else x.dtype
         if torch.promote_types(out.dtype, exact) != out.dtype:
             got = f"got dtype {out.dtype} together with return_state"
             raise ValueError(f"out: {got}, expected one that rounds no state")
-    skip = check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
+    skip = check.check_choice("mask_mode", mask_mode, check.MASK_MODES) == "skip"
     terminated, truncated = (*flags.values(), None)[:2]
     traces = solve_features(
         TRACE,
@@ -292,7 +279,7 @@ def build_final_state(
     ends: list[torch.Tensor],
     mask: torch.Tensor | None,
     skip: bool,
-    layout: RolloutLayout,
+    layout: check.RolloutLayout,
     start: ScanState,
 ) -> ScanState:
     """The state after the last step that counts, and whether its episode ended there; `start` where none counts."""
@@ -311,7 +298,7 @@ def build_final_state(
     return ScanState(torch.where(has_value, value, start.value), torch.where(has_done, is_done, start.done))
 
 
-def find_last_steps(valid: torch.Tensor | None, layout: RolloutLayout) -> tuple[torch.Tensor, torch.Tensor]:
+def find_last_steps(valid: torch.Tensor | None, layout: check.RolloutLayout) -> tuple[torch.Tensor, torch.Tensor]:
     """Index of the last (valid) step of each environment or sequence, and whether there is one, [num_envs] each."""
     if layout.cu_seqlens is None:
         index = find_last_step(valid, layout).squeeze(layout.time_dim)
@@ -324,7 +311,7 @@ def find_last_steps(valid: torch.Tensor | None, layout: RolloutLayout) -> tuple[
     return index.clamp(min=0), (index >= starts) & (ends > starts)
 
 
-def take_steps(x: torch.Tensor, index: torch.Tensor, layout: RolloutLayout) -> torch.Tensor:
+def take_steps(x: torch.Tensor, index: torch.Tensor, layout: check.RolloutLayout) -> torch.Tensor:
     """The step at `index` of each environment or sequence."""
     if layout.cu_seqlens is not None:
         return x[index]

@@ -6,21 +6,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rl_triton_core.extending import (
-    FinalValues,
-    Recurrence,
-    Step,
-    check_bool,
-    check_clip,
-    check_layout,
-    check_log_ratios,
-    check_number,
-    exp,
-    minimum,
-    select,
-    solve,
-    with_fast_path,
-)
+from rl_triton_core._internal.arguments import validation as check
+from rl_triton_core.extending import FinalValues, Recurrence, Step, exp, minimum, select, solve, with_fast_path
 
 
 class VTraceOutput(NamedTuple):
@@ -143,9 +130,9 @@ def compute_vtrace(
         >>> compute_vtrace(rewards, values, gamma=1.0, log_ratios=log_ratios, bootstrap_values=0.0).targets
         tensor([[1., 0.]])
     """
-    layout = check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    rho_bar = check_clip("rho_bar", rho_bar)
-    ratios = check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
+    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
+    rho_bar = check.check_clip("rho_bar", rho_bar)
+    ratios = check.check_log_ratios(log_ratios, target_log_probs, behaviour_log_probs, layout)
     results = solve(
         VTRACE,
         {"rewards": rewards, "values": values, **ratios},
@@ -154,16 +141,16 @@ def compute_vtrace(
         truncated=truncated,
         gamma=gamma,
         params=(
-            check_number("lambda_", lambda_, 0.0, 1.0),
+            check.check_number("lambda_", lambda_, 0.0, 1.0),
             rho_bar,
-            check_clip("c_bar", c_bar),
-            rho_bar if rho_bar_pg is None else check_clip("rho_bar_pg", rho_bar_pg),
+            check.check_clip("c_bar", c_bar),
+            rho_bar if rho_bar_pg is None else check.check_clip("rho_bar_pg", rho_bar_pg),
         ),
         bootstrap_values=bootstrap_values,
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        wanted=(True, check_bool("compute_advantages", compute_advantages)),
+        wanted=(True, check.check_bool("compute_advantages", compute_advantages)),
         out=out,
         backend=backend,
     )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rl_triton_core.capture import Reach, describe_foreign, list_read
+from rl_triton_core.reach import Reach, describe_foreign, list_read
 
 
 class Meta(type):

@@ -54,7 +54,7 @@ def launch(request, monkeypatch):
 
     monkeypatch.setattr(triton_backend, "choose_launch", settings)
     monkeypatch.setattr(kernels, "CALLS_BEFORE_OWN_KERNEL", 0)
-    monkeypatch.setattr(triton_backend, "VARIANTS", {})
+    monkeypatch.setattr(kernels, "VARIANTS", {})
     yield row
     assert asked
 
@@ -287,7 +287,7 @@ def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):
     seen = []
     settings = triton_backend.choose_launch
     monkeypatch.setattr(triton_backend, "choose_launch", lambda problem: seen.append(problem) or settings(problem))
-    monkeypatch.setattr(triton_backend, "VARIANTS", {})
+    monkeypatch.setattr(kernels, "VARIANTS", {})
     rewards, values = torch.randn(2, 40, 1, device=DEVICE)
     check_function(ours.compute_gae, rewards, values, bootstrap_values=0.5, time_dim=0)
     assert {(x.layout.order, find_vector_width(x.layout.across)) for x in seen} == {("env-major", 4)}

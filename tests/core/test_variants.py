@@ -67,7 +67,7 @@ def compiled(monkeypatch):
 
     monkeypatch.setattr(backend.scan.scan, "warmup", compile, raising=False)
     monkeypatch.setattr(backend, "COMPILES", True)
-    monkeypatch.setattr(backend, "VARIANTS", {})
+    monkeypatch.setattr(variants, "VARIANTS", {})
     return given
 
 
@@ -183,7 +183,7 @@ def test_many_shapes_share_few_kernels(compiled, no_launches, time_dim, calls):
             for _ in range(calls):
                 call_gae(envs, steps, time_dim, gamma=generator.random(), lambda_=generator.random())
     assert len(compiled) <= 8
-    (only,) = backend.VARIANTS.values()
+    (only,) = variants.VARIANTS.values()
     assert len(only.general) > 1
 
 
@@ -238,5 +238,5 @@ def test_counts_take_bounded_memory(compiled, no_launches, monkeypatch):
     monkeypatch.setattr(variants, "MAX_SHAPES", 5)
     for steps in range(2, 30):
         call_gae(8, steps)
-    (only,) = backend.VARIANTS.values()
+    (only,) = variants.VARIANTS.values()
     assert len(only.calls) <= 5

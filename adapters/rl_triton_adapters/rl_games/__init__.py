@@ -19,8 +19,8 @@ from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae
-from rl_triton_core.capture import is_written_in
 from rl_triton_core.losses import LogProbs, ppo_loss
+from rl_triton_core.reach import is_written_in
 
 try:
     from rl_games.algos_torch.a2c_continuous import A2CAgent

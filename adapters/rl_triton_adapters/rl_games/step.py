@@ -13,7 +13,8 @@ from torch.utils import _pytree as pytree
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
 from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_reason
-from rl_triton_core.capture import is_written_in, keep_buffers
+from rl_triton_core.capture import keep_buffers
+from rl_triton_core.reach import is_written_in
 
 PACKAGES = ("rl_games",)
 INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")

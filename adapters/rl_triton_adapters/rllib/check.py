@@ -18,7 +18,7 @@ from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.rllib.gae import compute_gae_of_slots
 from rl_triton_adapters.rllib.v_trace import vtrace
 from rl_triton_core import check_backend
-from rl_triton_core.capture import is_written_in
+from rl_triton_core.reach import is_written_in
 
 OLDEST_RAY = (2, 56)
 SLOTS = {

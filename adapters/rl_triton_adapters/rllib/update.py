@@ -31,8 +31,9 @@ from rl_triton_adapters.rllib.compiled import PACKAGES, find_compiled, run_compi
 from rl_triton_adapters.rllib.loss import DISTRIBUTIONS, FusedLoss, find_distributions, name_distribution
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, draw_rows, map_columns, slice_minibatches
-from rl_triton_core.capture import CapturedStep, Reach, is_input, list_called, list_names
+from rl_triton_core.capture import CapturedStep, is_input
 from rl_triton_core.compiled import CompiledUpdate
+from rl_triton_core.reach import Reach, list_called, list_names
 
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
 BEHIND = MetricsLogger.log_value, MetricsLogger.log_dict, MiniBatchCyclicIterator.__iter__, clip_gradients

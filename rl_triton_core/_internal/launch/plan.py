@@ -16,13 +16,8 @@ from typing import Any
 import torch
 
 from rl_triton_core._internal.arguments.outputs import byte_span
-from rl_triton_core._internal.launch.launcher import (
-    CURRENT_STREAM,
-    LaunchNumber,
-    NoPlanError,
-    Outcome,
-    RecordedLaunch,
-)
+from rl_triton_core._internal.launch import launcher
+from rl_triton_core._internal.launch.launcher import CURRENT_STREAM, LaunchNumber, NoPlanError, Outcome
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 """Types of tensors, of which none has operations of its own."""
@@ -45,7 +40,7 @@ class Plan:
     def __init__(
         self,
         tensors: Sequence[torch.Tensor],
-        launches: Sequence[RecordedLaunch],
+        launches: Sequence[launcher.RecordedLaunch],
         results: Any,
         outcome: Outcome | None = None,
         num_numbers: int = 0,

@@ -17,29 +17,14 @@ import numpy as np
 import torch
 
 from rl_triton_core._internal.arguments.validation import narrow_flags
+from rl_triton_core._internal.equations import numba as numba_code
 from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
-from rl_triton_core._internal.equations.numba import (
-    SCALARS,
-    compile_inner,
-    compile_kernel,
-    make_load,
-    make_store,
-    numba_language,
-)
 from rl_triton_core._internal.equations.primitives import multiply_or_zero
 from rl_triton_core._internal.launch.launcher import RecordedLaunch, ResolvedLaunch, record_launch
 from rl_triton_core._internal.launch.threads import run_chunks
-from rl_triton_core._internal.loss import reference
+from rl_triton_core._internal.loss import equations, reference
 from rl_triton_core._internal.loss import serial as kernels
-from rl_triton_core._internal.loss.equations import (
-    HEADS,
-    STATISTICS,
-    Choices,
-    Coefficients,
-    compile_equations,
-    compute_terms,
-    summarize_terms,
-)
+from rl_triton_core._internal.loss.equations import HEADS, Choices
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments.cpu import find_standardizer
 from rl_triton_core._internal.moments.serial import compute_moments
@@ -54,7 +39,7 @@ def compute_loss(problem: LossProblem) -> Results:
     """Compute a loss and its gradients."""
     gradients, dtype = problem.allocate_gradients(), problem.dtype
     staged = [x if x is None or x.dtype == dtype else torch.empty_like(x, dtype=dtype) for x in gradients]
-    loss, statistics = (problem.like.new_empty(shape, dtype=dtype) for shape in ((), len(STATISTICS)))
+    loss, statistics = (problem.like.new_empty(shape, dtype=dtype) for shape in ((), len(equations.STATISTICS)))
     tensors, given = list_tensors(problem, staged, loss, statistics), problem.streams.normalizer
     coefficients = tuple([float(x) if isinstance(x, torch.Tensor) else x for x in problem.coefficients])
     divisor = problem.normalizer if given is None else float(given)
@@ -116,7 +101,7 @@ class LossPass:
 
     def __init__(self, problem: LossProblem, tensors: Sequence[Stream]) -> None:
         """Keep what a problem has beside addresses and numbers. Its tensors are in the order of their places."""
-        self.size, self.kind = problem.like.shape[0], SCALARS[problem.dtype]
+        self.size, self.kind = problem.like.shape[0], numba_code.SCALARS[problem.dtype]
         self.strides = np.array([0 if x is None or x.ndim == 0 else x.stride(0) for x in tensors])
         self.widths = np.array(problem.sizes)
         offsets = tensors[kernels.OFFSETS]
@@ -148,7 +133,7 @@ class LossPass:
                 self.write_gradients(*tensors, *span, scratch, state, sums_by_y[index])
 
         run_chunks(compute_span, spans)
-        first, *others = summarize_totals(totals, divisor, Coefficients(*coefficients))
+        first, *others = summarize_totals(totals, divisor, equations.Coefficients(*coefficients))
         self.view(addresses[kernels.LOSS], 1)[0] = first
         self.view(addresses[kernels.STATISTICS], len(others))[:] = others
         if addresses[kernels.SHARED]:
@@ -179,7 +164,7 @@ class LossPass:
         return np.frombuffer(memory, dtype)
 
 
-def summarize_totals(totals: np.ndarray, divisor: float, coefficients: Coefficients) -> Sequence[float]:
+def summarize_totals(totals: np.ndarray, divisor: float, coefficients: equations.Coefficients) -> Sequence[float]:
     """The loss and the statistics, from sums over all spans."""
     sums = totals.sum(0).tolist()
     extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())
@@ -191,7 +176,7 @@ def summarize_totals(totals: np.ndarray, divisor: float, coefficients: Coefficie
     return result
 
 
-scalar_summary = compile_equation(summarize_terms, PYTHON)
+scalar_summary = compile_equation(equations.summarize_terms, PYTHON)
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 
@@ -199,11 +184,12 @@ scalar_summary = compile_equation(summarize_terms, PYTHON)
 @cache
 def compile_head(head: str, has_old: bool, kind: type) -> tuple[Any, Any]:
     """`evaluate_heads` and `write_gradients` with a head's equations in them."""
-    names = compile_equations(Choices(head), numba_language(kind, contracts=True), (multiply_or_zero,))
+    language = numba_code.numba_language(kind, contracts=True)
+    names = equations.compile_equations(Choices(head), language, (multiply_or_zero,))
     names |= compile_readers(kind) | {"HAS_OLD": has_old}
     names |= {key: names[name] for key, name in (INDEXED if HEADS[head].indexed else PLAIN).items()}
     for key in ("read_columns", "add_sums", "add_readout", "find_slopes"):
-        names[key] = compile_inner(getattr(kernels, key), kind, names)
+        names[key] = numba_code.compile_inner(getattr(kernels, key), kind, names)
     integer, real, pairs = numba.int64, numba.from_dtype(np.dtype(kind)), numba.types.UniTuple
 
     def array(dtype: Any, ndim: int) -> Any:
@@ -214,8 +200,8 @@ def compile_head(head: str, has_old: bool, kind: type) -> tuple[Any, Any]:
     first = numba.void(*tensors, sequences, numba.boolean, scaling, *scratch)
     second = numba.void(*tensors, *scratch, array(numba.float64, 1))
     return (
-        compile_kernel(kernels.evaluate_heads, first, kind, names, fastmath={"reassoc"}),
-        compile_kernel(kernels.write_gradients, second, kind, names, fastmath={"reassoc"}),
+        numba_code.compile_kernel(kernels.evaluate_heads, first, kind, names, fastmath={"reassoc"}),
+        numba_code.compile_kernel(kernels.write_gradients, second, kind, names, fastmath={"reassoc"}),
     )
 
 
@@ -223,24 +209,24 @@ def compile_head(head: str, has_old: bool, kind: type) -> tuple[Any, Any]:
 def compile_readers(kind: type) -> dict[str, Any]:
     """What every head takes to read and write, by name."""
     real = numba.from_dtype(np.dtype(kind))
-    names: dict[str, Any] = {"load": make_load(real), "store": make_store(real)}
-    names |= {"load_integer": make_load(numba.int64), "load_byte": make_load(numba.uint8)}
+    names: dict[str, Any] = {"load": numba_code.make_load(real), "store": numba_code.make_store(real)}
+    names |= {"load_integer": numba_code.make_load(numba.int64), "load_byte": numba_code.make_load(numba.uint8)}
     for key in READERS:
-        names[key] = compile_inner(getattr(kernels, key), kind, names)
+        names[key] = numba_code.compile_inner(getattr(kernels, key), kind, names)
     return names
 
 
 @cache
 def compile_terms(choices: Choices, kind: type) -> Any:
     """`evaluate_terms` with the equations that a call chooses in it."""
-    language = numba_language(kind, contracts=True)
-    names = compile_equations(choices, language, (compute_terms,))
-    names["find_extremes"] = compile_inner(kernels.find_extremes, kind, {})
+    language = numba_code.numba_language(kind, contracts=True)
+    names = equations.compile_equations(choices, language, (equations.compute_terms,))
+    names["find_extremes"] = numba_code.compile_inner(kernels.find_extremes, kind, {})
     real = numba.from_dtype(np.dtype(kind))
-    numbers = numba.types.UniTuple(real, len(Coefficients._fields))
+    numbers = numba.types.UniTuple(real, len(equations.Coefficients._fields))
     totals = numba.types.Array(numba.float64, 1, "C")
     signature = numba.void(numba.types.Array(real, 3, "C"), numba.int64, numbers, real, totals)
-    return compile_kernel(kernels.evaluate_terms, signature, kind, names, fastmath={"reassoc"})
+    return numba_code.compile_kernel(kernels.evaluate_terms, signature, kind, names, fastmath={"reassoc"})
 
 
 INDEXED = {"read_actions": "read_choices", "action_exists": "is_in_range", "find_peaks": "find_largest"}

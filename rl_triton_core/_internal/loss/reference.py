@@ -14,14 +14,8 @@ import torch
 from rl_triton_core._internal.arguments.validation import assert_offsets
 from rl_triton_core._internal.equations.compile import PYTORCH
 from rl_triton_core._internal.equations.primitives import multiply_or_zero
-from rl_triton_core._internal.loss.equations import (
-    TERMS,
-    Coefficients,
-    compile_equations,
-    compute_terms,
-    invert_or_zero,
-    summarize_terms,
-)
+from rl_triton_core._internal.loss import equations
+from rl_triton_core._internal.loss.equations import Coefficients
 from rl_triton_core._internal.loss.problem import LossProblem, Results, Stream
 from rl_triton_core._internal.moments.reference import standardize
 
@@ -45,7 +39,7 @@ def compute_loss(problem: LossProblem) -> Results:
     averaged, slopes, value_slope = batch.equations["compute_terms"](
         (log_prob, entropy, kl), old_log_prob, advantage, ref_log_prob, value, target, old_value, batch.coefficients
     )
-    share = batch.weight * invert_or_zero(batch.divisor)
+    share = batch.weight * equations.invert_or_zero(batch.divisor)
     *by_policy, by_value = (torch.where(share == 0, 0, x * share) for x in (*slopes, value_slope))
     gradients = [gradient for part in parts for gradient in part.compute_gradients(by_policy)]
     if problem.head.indexed and len(problem.inputs) == 1:
@@ -70,7 +64,7 @@ class Minibatch:
     def __init__(self, problem: LossProblem) -> None:
         self.problem, streams = problem, problem.streams
         self.device, self.size = problem.like.device, problem.like.shape[0]
-        self.equations = compile_equations(problem.choices, PYTORCH, (compute_terms,))
+        self.equations = equations.compile_equations(problem.choices, PYTORCH, (equations.compute_terms,))
         self.coefficients = Coefficients(*map(self.as_number, problem.coefficients))
         self.sequence = self.find_sequences()
         self.valid = torch.ones(self.size, 1, dtype=torch.bool, device=self.device)
@@ -163,9 +157,9 @@ def compute_statistics(
     def sum_weighted(x: Any) -> torch.Tensor:
         return (torch.where(batch.valid, x, 0) * batch.weight).sum()
 
-    ratio = averaged[TERMS.index("ratio_mean")]
+    ratio = averaged[equations.TERMS.index("ratio_mean")]
     compared = batch.valid & ~ratio.isnan()
-    summary = summarize_terms(
+    summary = equations.summarize_terms(
         tuple(map(sum_weighted, averaged)),
         batch.weight.sum(),
         tuple(map(sum_weighted, (target, target * target, error, error * error))),

@@ -19,15 +19,8 @@ from rl_triton_core._internal.equations.numba import (
     literals_of,
     numba_language,
 )
-from rl_triton_core._internal.loss.equations import (
-    HEADS,
-    Choices,
-    combine_terms,
-    compile_equations,
-    compute_terms,
-    exp_remainder,
-    sigmoid,
-)
+from rl_triton_core._internal.loss import equations
+from rl_triton_core._internal.loss.equations import HEADS, Choices
 from rl_triton_core._internal.mlp import memory, serial, serial_values
 
 INLINED = (
@@ -56,8 +49,9 @@ class Loss(NamedTuple):
 def compile_helpers(loss: Loss) -> dict[str, Any]:
     """Helpers by name, with a loss's equations in them."""
     head, language = loss.head, numba_language(REAL, contracts=True)
-    equations = combine_terms, compute_terms, exp_remainder, sigmoid, primitives.multiply_or_zero
-    names = compile_equations(Choices(head, clipped_value=loss.value_clip_mode), language, equations)
+    needed = equations.combine_terms, equations.compute_terms, equations.exp_remainder, equations.sigmoid
+    choices = Choices(head, clipped_value=loss.value_clip_mode)
+    names = equations.compile_equations(choices, language, (*needed, primitives.multiply_or_zero))
     names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
     names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian"}
     names |= {"HAS_OLD": loss.has_old, "IS_WIDE": loss.is_wide}

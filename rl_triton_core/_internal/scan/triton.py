@@ -13,20 +13,8 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
-from rl_triton_core._internal.launch import table
-from rl_triton_core._internal.launch.kernels import (
-    CHECKED,
-    FUSED,
-    VARIANTS,
-    Address,
-    GeneralSettings,
-    Launches,
-    PreparedLaunch,
-    Variants,
-    device_guard,
-    explain_float64,
-    launch_compiled,
-)
+from rl_triton_core._internal.launch import kernels, table
+from rl_triton_core._internal.launch.kernels import GeneralSettings, Launches, PreparedLaunch
 from rl_triton_core._internal.launch.launcher import unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.scan.kernel import scan
@@ -55,8 +43,8 @@ def unavailable(device: torch.device) -> str | None:
 def run(problem: Problem) -> None:
     """Fill the problem's outputs."""
     if problem.dtype == torch.float64:
-        raise explain_float64(problem.names_of(torch.float64))
-    with device_guard(problem.like.device):
+        raise kernels.explain_float64(problem.names_of(torch.float64))
+    with kernels.device_guard(problem.like.device):
         if not COMPILES:
             for call in build_launches(problem, *choose_launch(problem)):
                 scan.scan[call.grid](*unmark_numbers(call.arguments), **call.options)
@@ -65,8 +53,9 @@ def run(problem: Problem) -> None:
         launches, folds = find_launches(problem), None
         if launches[0].folds is not None:
             folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
+        arguments = *arguments[:FOLDS], folds, *arguments[FOLDS + 1 :]
         for kernel, grid, constants, _ in launches:
-            launch_compiled(kernel, grid, (*arguments[:FOLDS], folds, *arguments[FOLDS + 1 :], *constants), folds)
+            kernels.launch_compiled(kernel, grid, (*arguments, *constants), folds)
 
 
 def find_launches(problem: Problem) -> Launches:
@@ -74,9 +63,9 @@ def find_launches(problem: Problem) -> Launches:
     layout = problem.layout
     facts = layout.is_env_major, layout.is_dense, layout.is_wide, tuple(layout.kinds)
     form = problem.like.device, problem.recurrence, problem.skip, problem.starts_at, *facts  # all but sizes and numbers
-    variants = VARIANTS.get(form)
+    variants = kernels.VARIANTS.get(form)
     if variants is None:
-        variants = VARIANTS[form] = Variants()
+        variants = kernels.VARIANTS[form] = kernels.Variants()
     find_general = partial(find_general_launches, problem, variants)
 
     def prepare() -> tuple[int, Callable[[], Launches]]:
@@ -99,7 +88,7 @@ def compile_own(problem: Problem, row: Launch, segments: int) -> Launches:
     )
 
 
-def find_general_launches(problem: Problem, variants: Variants) -> Launches:
+def find_general_launches(problem: Problem, variants: kernels.Variants) -> Launches:
     """Launches by general kernels, which are compiled if there is room for more."""
     layout = problem.layout
     length, groups, lanes, number = layout.length, layout.groups, layout.lanes, layout.num_actions
@@ -108,10 +97,10 @@ def find_general_launches(problem: Problem, variants: Variants) -> Launches:
     unrolled = number if number <= MAX_UNROLLED_BY_GENERAL_KERNELS else 0
     one_tile = length <= table.SHORT <= row.steps and problem.cu_seqlens is None
     wanted = GeneralSettings(row, unrolled, 1 if segments == 1 else 2, one_tile)
-    settings, kernels = variants.find_general(wanted, GeneralSettings(rows.long), partial(compile_general, problem))
+    settings, compiled = variants.find_general(wanted, GeneralSettings(rows.long), partial(compile_general, problem))
     grid = (groups * -(-lanes // settings.row.block_lanes), segments if settings.num_kernels == 2 else 1)
     folds = (3, GENERAL_SEGMENTS, groups, lanes) if settings.num_kernels == 2 else None
-    return tuple([PreparedLaunch(kernel, grid, constants, folds) for kernel, constants in kernels])
+    return tuple([PreparedLaunch(kernel, grid, constants, folds) for kernel, constants in compiled])
 
 
 def compile_general(problem: Problem, settings: GeneralSettings) -> tuple[tuple[Any, tuple[Any, ...]], ...]:
@@ -135,11 +124,11 @@ def generalize_arguments(problem: Problem, arguments: tuple[Any, ...]) -> tuple[
 
     def generalize(x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            return Address(x.dtype)
+            return kernels.Address(x.dtype)
         if not isinstance(x, tuple):
             return size if type(x) is int else unmark_numbers(x)
         if len(x) > 1 and isinstance(x[0], torch.Tensor):
-            return Address(x[0].dtype), *general_strides(x[1:])
+            return kernels.Address(x[0].dtype), *general_strides(x[1:])
         return tuple(map(generalize, x))
 
     given = [*map(generalize, arguments[:CONSTANTS]), *arguments[CONSTANTS:]]
@@ -178,10 +167,10 @@ def build_launches(
         folds = problem.like.new_empty((3, width, groups, lanes), dtype=problem.dtype)
     equations = problem.recurrence.coefficients, problem.recurrence.readout
     arguments = *kernel_arguments(problem, folds), *(compile_equation(x, TRITON) for x in equations)
-    checked = CHECKED if problem.cu_seqlens is not None else {}  # the kernel asserts that offsets are in order
+    checked = kernels.CHECKED if problem.cu_seqlens is not None else {}  # the kernel asserts that offsets are in order
     for fold in (True, False) if segments > 1 else (False,):
         config = kernel_config(problem, row, width, fold, general)
-        options = {"num_warps": row.num_warps, **FUSED, **checked}
+        options = {"num_warps": row.num_warps, **kernels.FUSED, **checked}
         yield KernelCall(grid, (*arguments, config), options, folds)
 
 

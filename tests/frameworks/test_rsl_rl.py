@@ -303,7 +303,6 @@ def test_the_example_trains(monkeypatch, capsys):
 
 # -- two processes against PPO of RSL-RL in two ------------------------------------------------------------------------
 
-RND = {"num_outputs": 2, "predictor_hidden_dims": [4], "target_hidden_dims": [4], "weight": 1.0}
 IN_PROCESSES = {
     "default": {},
     "fixed rate": {"schedule": "fixed", "normalize_advantage_per_mini_batch": True},

@@ -46,12 +46,12 @@ class CapturedUpdate:
     def __init__(self, make_step: Callable[..., Any], *, enabled: bool | None = None, max_graphs: int = 4) -> None:
         self.make_step, self.enabled, self.max_graphs = make_step, enabled, max_graphs
         self.stock = self.obstacle = ""
-        self.step: CapturedStep | None = None
+        self.step: CapturedStep = None  # type: ignore[assignment]  # until it is found
         self.settings: list[Any] = []
 
     def is_of(self, modules: list[nn.Module], optimizers: list[Optimizer]) -> bool:
         """Whether the step is that of these modules and optimizers."""
-        return self.step is not None and self.step.modules == modules and self.step.optimizers == optimizers
+        return self.step is not None and (self.step.modules, self.step.optimizers) == (modules, optimizers)
 
     def find_step(
         self,
@@ -72,11 +72,10 @@ class CapturedUpdate:
             UPDATES.add(self)
             if is_averaged and next(modules[0].parameters()).is_cuda:
                 obstacle = obstacle or find_group_obstacle()
-        known, reasons = self.step, (find_off_switch() or stock, obstacle)
-        if known is not None and self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
-            return known
-        if known is not None:
-            known.reset()  # optimizers are prepared once
+        reasons = (find_off_switch() or stock, obstacle)
+        if self.is_of(modules, optimizers) and reasons == (self.stock, self.obstacle):
+            return self.step
+        self.reset()  # optimizers are prepared once
         self.stock, self.obstacle = reasons
         self.step = CapturedStep(
             self.make_step,
@@ -108,11 +107,10 @@ class CapturedUpdate:
     def recapture(self) -> None:
         """Forget the graphs, and why there are none: the next update finds its step again."""
         self.reset()
-        self.step = None
+        self.step = None  # type: ignore[assignment]
 
     def run(self, minibatches: Iterable[Any], *inputs: Any) -> Tensor:
         """Make a step with each minibatch and these further inputs; return the statistics, a row of each step."""
-        assert self.step is not None
         with self.step.held():
             return torch.stack([self.step(minibatch, *inputs).clone() for minibatch in minibatches])
 

@@ -4,25 +4,24 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
+from rl_games.common.layers import recurrent
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from rl_triton_adapters.common import overrides
 from rl_triton_adapters.common.check import with_check
-from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
 from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_reason
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.reach import is_written_in
 
 PACKAGES = ("rl_games",)
-INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")
-"""Numbers that may be annealed: graphs keep others."""
-CAPTURING_MODES = ("reduce-overhead", "max-autotune")
-"""Modes in which `torch.compile` captures graphs of its own."""
-RATE = 4
-"""Where the learning rate is in what a step leaves."""
+INPUTS = ("entropy_coef", "e_clip", "critic_coef", "bounds_loss_coef")  # may be annealed; graphs keep others
+CAPTURING_MODES = ("reduce-overhead", "max-autotune")  # in which `torch.compile` captures graphs of its own
+RATE = 4  # where the learning rate is in what a step leaves
 
 
 class CentralValueUpdate(CapturedUpdate):
@@ -35,30 +34,11 @@ class CentralValueUpdate(CapturedUpdate):
     def find(self, net: Any, stock: str) -> None:
         """Find out how the steps of an agent's `central_value_net` are made; `stock` says why as RL-Games does."""
         self.net = net
-        stock = stock or find_reason({"its recurrent networks read from the device where episodes end": net.is_rnn})
-        stock = stock or find_override(net, ["train_net"], PACKAGES)
-        called = find_method(net, "train_critic")
-        replaced, settings = find_settings(net, [called], PACKAGES, INPUTS)
-        stock = stock or find_own([net], [called], PACKAGES, CentralValueUpdate.train_critic) or replaced
-        self.find_step([net.model], [net.optimizer], stock=stock, is_averaged=net.multi_gpu)
-        self.keep_settings([*settings, reach([called], [*list_modules(net.model), net.optimizer], PACKAGES)])
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Inside, `train_net` makes these steps, unless they are RL-Games' own."""
-        if self.net is None or self.stock:
-            yield
-            return
-        net = self.net
-        net.train_critic = self.train_critic
-        try:
-            yield
-        finally:
-            del net.train_critic
+        stock = stock or overrides.find_override(net, ["train_net"], PACKAGES)
+        find_step(self, net, "train_critic", stock, CentralValueUpdate.train_critic)
 
     def train_critic(self, batch: dict[str, Any]) -> Tensor:
         """Make a step with a minibatch; its loss, which the host would wait for, stays on the device."""
-        assert self.step is not None
         self.net.train()
         loss: Tensor = self.step(batch, self.net.e_clip)
         return loss.double()  # RL-Games adds numbers
@@ -70,36 +50,74 @@ class CentralValueUpdate(CapturedUpdate):
         return loss
 
 
-def find_method(trainer: Any, name: str) -> Any:
-    """RL-Games' own method of this name."""
-    kinds = (x for x in type(trainer).__mro__ if x.__module__.startswith("rl_games."))
-    return next(vars(x)[name] for x in kinds if name in vars(x))
+def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours: Any) -> str:
+    """Find out how the steps of a trainer, whose method of this name makes them, are made.
+
+    `stock` says why they are RL-Games' own, and `ours` runs in the place of the method. Returns what RL-Games' methods
+    call or read that is a user's.
+    """
+    called = overrides.list_stock(type(trainer), name, PACKAGES)[0]
+    replaced, settings = overrides.find_settings(trainer, [called], PACKAGES, (*INPUTS, "last_lr"))
+    stock = stock or overrides.find_own([trainer], [called], PACKAGES, *ours) or replaced
+    stock = stock or next(filter(None, map(find_unknown, list_zeroed(trainer))), "")
+    update.find_step([trainer.model], [trainer.optimizer], stock=stock, is_averaged=trainer.multi_gpu)
+    things = [*overrides.list_modules(trainer.model), trainer.optimizer]
+    update.keep_settings([getattr(trainer, "scaler", None), *settings, overrides.reach([called], things, PACKAGES)])
+    return replaced
 
 
 @contextmanager
 def replace_model(trainer: Any, is_captured: bool, numbers: dict[str, Any]) -> Iterator[None]:
     """Inside, a trainer has a model as a graph can have it, and these numbers."""
     model, kept = trainer.model, {name: getattr(trainer, name) for name in numbers}
+    networks = list_zeroed(trainer) if is_captured else []
     trainer.model = getattr(model, "_orig_mod", model) if is_captured else model  # graphs need no compiler
     try:
         vars(trainer).update(numbers)
+        for x in networks:
+            x.forward = partial(run_steps, x)
         yield
     finally:
+        for x in networks:
+            del x.forward
         vars(trainer).update(kept)
         trainer.model = model
 
 
-class AgentUpdate(CapturedUpdate):
-    """The steps of an agent, and of its central value network.
+def list_zeroed(trainer: Any) -> list[Any]:
+    """The recurrent networks whose states are 0 where an episode begins; a central value network has no choice."""
+    is_zeroed = trainer.zero_rnn_on_done or not hasattr(trainer, "has_central_value")
+    return [x for x in overrides.list_modules(trainer.model) if is_zeroed and isinstance(x, recurrent.RnnWithDones)]
 
-    Methods behind `kind`, our class, are RL-Games' or the user's.
+
+def find_unknown(network: Any) -> str:
+    """Why `run_steps` does not compute what one of them does; empty if it does."""
+    things, called = (network, network.rnn), [recurrent.RnnWithDones.forward]
+    own = overrides.reach(called, things, PACKAGES)[1] or overrides.find_own(things, called, PACKAGES)
+    return own or "a recurrent network has hooks" * overrides.has_hooks(network.rnn)
+
+
+def run_steps(network: Any, inputs: Tensor, states: Any, dones: Tensor, bptt_len: int) -> Any:
+    """What one of them computes, without a look where episodes end: one step after the other.
+
+    Inputs are [num_steps, num_envs, size], and `dones` [num_steps, num_envs, 1] says before which steps states are 0.
     """
+    length = len(inputs) if inputs.shape[1] == 1 else 1  # of one environment, RL-Games' `squeeze` loses later ends
+    outputs = []
+    for x, done in zip(inputs.split(length), dones[::length], strict=True):
+        output, states = network.rnn(x, recurrent.multiply_hidden(states, (1.0 - done).float().unsqueeze(0)))
+        outputs.append(output)
+    return torch.cat(outputs), states
 
-    def __init__(self, agent: Any, kind: Any) -> None:
+
+class AgentUpdate(CapturedUpdate):
+    """The steps of an agent, and of its central value network."""
+
+    def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
-        self.agent, self.kind, self.central_value = agent, kind, CentralValueUpdate()
+        self.agent, self.central_value = agent, CentralValueUpdate()
         self.is_prepared, self.replaced = False, ""  # what RL-Games' methods call or read that is a user's
-        self.checks: DeferredChecks | None = None
+        self.checks = DeferredChecks()  # of the step that is made
         self.refusals: list[Tensor] = []  # of each step of an epoch, whether a check has failed
         self.has_fused_kernel = getattr(agent, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
 
@@ -110,19 +128,12 @@ class AgentUpdate(CapturedUpdate):
         mode = modes.get("mode")
         if agent.has_central_value:
             self.central_value.find(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
-        called = find_method(agent, "calc_gradients")
-        own = find_own([agent], [called], PACKAGES)
-        self.replaced, settings = find_settings(agent, [called], PACKAGES, (*INPUTS, "last_lr"))
         reasons = {
             "use_diagnostics reads from the device in every minibatch": getattr(agent, "use_diagnostics", False),
-            "zero_rnn_on_done reads from the device where episodes end": agent.is_rnn and agent.zero_rnn_on_done,
             "actor_loss_func is not RL-Games'": not is_written_in(PACKAGES, agent.actor_loss_func),
         }
-        stock = self.find_refusal(mode) or find_reason(reasons) or own or self.replaced
-        self.find_step([agent.model], [agent.optimizer], stock=stock, is_averaged=agent.multi_gpu)
-        self.keep_settings(
-            [agent.scaler, *settings, reach([called], [*list_modules(agent.model), agent.optimizer], PACKAGES)]
-        )
+        stock = self.find_refusal(mode) or find_reason(reasons)
+        self.replaced = find_step(self, agent, "calc_gradients", stock)
         agent.use_fused_kernel = self.has_fused_kernel and bool(self.stock)
 
     def find_refusal(self, mode: Any) -> str:
@@ -142,24 +153,21 @@ class AgentUpdate(CapturedUpdate):
 
     def run_step(self, input_dict: dict[str, Any]) -> None:
         """Make a step with a minibatch, and leave what the agent's own does."""
-        assert self.step is not None
         results = self.step(input_dict, {name: x for name, x in vars(self.agent).items() if name in INPUTS})
-        copies = pytree.tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, results)
-        result, self.agent.aux_loss_dict, refusals = copies
+        result, self.agent.aux_loss_dict, refusals = pytree.tree_map_only(Tensor, Tensor.clone, results)
         self.agent.train_result = (*result[:RATE], self.agent.last_lr, *result[RATE + 1 :])
         self.refusals += refusals
 
     def make_step(self, input_dict: dict[str, Any], numbers: dict[str, Any]) -> tuple[Any, Any, list[Tensor]]:
         """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
-        agent, defers = self.agent, DeferredChecks() if self.is_captured else nullcontext()
+        agent, checks = self.agent, DeferredChecks()
         try:
-            with replace_model(agent, self.is_captured, numbers), defers as self.checks:
-                super(self.kind, agent).calc_gradients(input_dict)
-                checks = self.checks
+            self.checks = checks
+            with replace_model(agent, self.is_captured, numbers), checks if self.is_captured else nullcontext():
+                super(CapturedUpdateMixin, agent).calc_gradients(input_dict)
         finally:
-            self.checks = None
-        refusals = [checks.has_failed()] if checks is not None and checks.results else []
-        return agent.train_result, agent.aux_loss_dict, refusals
+            self.checks = DeferredChecks()
+        return agent.train_result, agent.aux_loss_dict, [checks.has_failed()] if checks.results else []
 
 
 class CapturedUpdateMixin:
@@ -172,7 +180,7 @@ class CapturedUpdateMixin:
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
         self.aux_loss_dict: dict[str, Any] = {}  # agents of RL-Games 1.6.1 have none
         super().__init__(base_name, params)
-        self._rl_triton = AgentUpdate(self, CapturedUpdateMixin)
+        self._rl_triton = AgentUpdate(self)
         self._rl_triton.prepare()
         if self.enabled:
             self._rl_triton.warn_of_stock(type(self).__name__, "the agent of RL-Games")
@@ -182,7 +190,6 @@ class CapturedUpdateMixin:
         """Prepare the minibatches of an update, as the agent does, and keep statistics where graphs read them."""
         update = self._rl_triton
         update.prepare()
-        assert update.step is not None
         update.step.resume()  # if it was stopped in the epoch before
         update.is_prepared, update.refusals = False, []
         models = [self.model, self.central_value_net.model] if self.has_central_value else [self.model]
@@ -190,9 +197,15 @@ class CapturedUpdateMixin:
             return super().prepare_dataset(*args, **kwargs)
 
     def train_central_value(self, *args: Any, **kwargs: Any) -> Any:
-        """Train the central value network, as the agent does."""
-        with self._rl_triton.central_value.training():
+        """Train the central value network, as the agent does, by our steps unless they are its own."""
+        update, net = self._rl_triton.central_value, self._rl_triton.central_value.net
+        if net is None or update.stock:
+            return super().train_central_value(*args, **kwargs)
+        net.train_critic = update.train_critic
+        try:
             loss = super().train_central_value(*args, **kwargs)
+        finally:
+            del net.train_critic
         return loss.item() if isinstance(loss, Tensor) else loss
 
     @with_check
@@ -209,8 +222,7 @@ class CapturedUpdateMixin:
     def trancate_gradients_and_step(self, *args: Any, **kwargs: Any) -> Any:
         """Make a step of the optimizer, unless a distribution of this update has refused its arguments."""
         update = self._rl_triton
-        if update.checks is not None and update.checks.results:
-            assert update.step is not None
+        if update.checks.results:
             update.step.stop_if(update.checks.has_failed())
         return super().trancate_gradients_and_step(*args, **kwargs)
 

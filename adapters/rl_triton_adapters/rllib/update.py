@@ -74,7 +74,6 @@ class Update:
             update.find_step(modules, optimizers, stock=stock, obstacle=obstacle, state=[self.num_not_finite])
             configs = [vars(learner.config.get_config_for_module(name)) for name, _ in learner.module.items()]
             update.keep_settings([self.known, *(x for own in configs for x in own.values() if isinstance(x, PLAIN))])
-        assert update.step is not None
         return update.step
 
     def find_replaced(self, modules: list[nn.Module], optimizers: list[Any]) -> None:

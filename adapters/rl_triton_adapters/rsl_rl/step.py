@@ -21,8 +21,7 @@ from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import RNN
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
-INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")
-"""Numbers of the algorithm that may be annealed: graphs keep its other attributes."""
+INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")  # may be annealed; graphs keep others
 PACKAGES = ("rsl_rl",)
 UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
 """Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.

@@ -23,11 +23,9 @@ from skrl.memories.torch import RandomMemory
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
 
-INPUTS = ("entropy_loss_scale", "value_loss_scale", "value_clip", "kl_threshold")
-"""Numbers of the configuration that may be annealed, besides the clip of the ratio: graphs keep others."""
+INPUTS = ("entropy_loss_scale", "value_loss_scale", "value_clip", "kl_threshold")  # may be annealed, and `ratio_clip`
 PACKAGES = ("skrl",)
-KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)
-"""What a step returns."""
+KL, POLICY_LOSS, VALUE_LOSS, ENTROPY_LOSS, DEVIATION, HAS_STOPPED, IS_REFUSED = range(7)  # in what a step returns
 
 
 def make_row(*statistics: Tensor) -> Tensor:
@@ -140,7 +138,6 @@ class PPOUpdate(CapturedUpdate):
     def find_numbers(self) -> dict[str, float | None]:
         """The numbers that a step reads; where it reads others that have changed, it is captured again."""
         agent, cfg = self.agent, self.agent.cfg
-        assert self.step is not None
         self.samples = {name: agent.memory.tensors_view.get(name) for name in agent._tensors_names}
         numbers = {name: getattr(cfg, name, None) for name in INPUTS}
         if hasattr(cfg, "ratio_clip"):
@@ -169,7 +166,6 @@ class PPOUpdate(CapturedUpdate):
     def run_epoch(self, train: bool, numbers: dict[str, float | None]) -> Tensor:
         """Make one step with each minibatch, perhaps in preprocessors' training; return statistics, on the CPU."""
         step, memory, count, rows = self.step, self.agent.memory, self.agent.cfg.mini_batches, []
-        assert step is not None
         step.resume()
         memory.sample(names=[], batch_size=len(memory), mini_batches=count)
         minibatches = memory.sampling_indexes.to(self.agent.device).tensor_split(count)
@@ -212,7 +208,6 @@ class PPOUpdate(CapturedUpdate):
             stops = kl > numbers["kl_threshold"] if self.stops_early else none
             refused = checks.has_failed() if checks is not None and checks.results else none
             if checks is not None and (self.stops_early or checks.results):
-                assert self.step is not None
                 self.step.stop_if(stops.bool() | refused.bool())
             elif self.stops_early and stops:
                 return make_row(kl, none, none, none, deviation, stops, refused)

@@ -103,20 +103,6 @@ def test_the_numbers_of_cleanrls_loop(target, shape):
     assert_near(got, run_loop(*to_numpy(rollout.stock), GAMMA, LAMBDA))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_numbers_that_are_tensors(dtype, target):
-    """As a schedule makes them that is written in PyTorch: read anew in every call."""
-    rollout = random_rollout()
-    gamma, gae_lambda = (torch.zeros((), dtype=dtype) for _ in range(2))
-    given = [x.to(target.device) for x in rollout.stock]
-    for value in (0.5, 0.75, 0.25, 1.0):
-        gamma.fill_(value), gae_lambda.fill_(1 - value)
-        want = run_loop(*to_numpy(rollout.stock), value, 1 - value)
-        assert_near(gae(*given, gamma, gae_lambda, backend=target.backend), want)
-        on_device = gamma.to(target.device)
-        assert_near(gae(*given, on_device, 1 - value, backend=target.backend), want)
-
-
 @pytest.mark.parametrize("shape", [*SHAPES, (128, 8), (512, 1)])
 def test_bit_for_bit_on_the_cpu(shape):
     rollout = random_rollout(*shape, seed=3, ends=0.05)

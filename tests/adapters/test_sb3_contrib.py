@@ -1,4 +1,4 @@
-"""MaskablePPO with our rollout buffers, the same bit for bit, and RecurrentPPO with our updates."""
+"""MaskablePPO with our rollout buffers, the same bit for bit, RecurrentPPO with our updates, and what all save."""
 
 import textwrap
 import zipfile
@@ -13,6 +13,7 @@ from gymnasium import spaces
 from processes import run_python
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
 from test_sb3 import BOX, DICT, EpisodeEnds, assert_close_agent, assert_same_agent, make_cartpole, same_bits, tensors_of
@@ -24,7 +25,7 @@ from sb3_contrib.common.maskable import buffers as maskable
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 
 from rl_triton_adapters.common.optimizers import is_fused
-from rl_triton_adapters.sb3 import TritonRolloutBuffer, rollout_buffer_class_for
+from rl_triton_adapters.sb3 import TritonDictRolloutBuffer, TritonRolloutBuffer, rollout_buffer_class_for
 from rl_triton_adapters.sb3 import contrib as ours
 from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences
 
@@ -162,16 +163,27 @@ def train_loaded(algorithm: type[BaseAlgorithm], path, make_env: Callable[[], Ve
     return learn(algorithm.load(path, env=make_env(), device="cpu", **kwargs), reset_num_timesteps=False)
 
 
-def test_maskable_ppo_is_saved_and_loaded_in_both_directions(tmp_path):
+SAVED = {  # what is saved, and the buffer classes of stock and of ours
+    "plain": (PPO, make_cartpole, RolloutBuffer, TritonRolloutBuffer),
+    "dict": (PPO, test_sb3.make_dict_cartpole, DictRolloutBuffer, TritonDictRolloutBuffer),
+    "maskable": (MaskablePPO, masked_cartpole, maskable.MaskableRolloutBuffer, ours.TritonMaskableRolloutBuffer),
+}
+
+
+@pytest.mark.parametrize(("algorithm", "make_env", "stock_class", "own_class"), SAVED.values(), ids=SAVED)
+def test_buffers_are_saved_and_loaded_in_both_directions(algorithm, make_env, stock_class, own_class, tmp_path):
     theirs, mine = (
-        {"rollout_buffer_class": cls} for cls in (maskable.MaskableRolloutBuffer, ours.TritonMaskableRolloutBuffer)
+        {"rollout_buffer_class": x, "rollout_buffer_kwargs": y}
+        for x, y in ((stock_class, {}), (own_class, {"backend": "cpu"}))
     )
     for name, kwargs in (("stock", {}), ("ours", mine)):
-        learn(new_agent(MaskablePPO, masked_cartpole(), **kwargs)).save(tmp_path / name)
-    expected = train_loaded(MaskablePPO, tmp_path / "stock", masked_cartpole)
+        learn(new_agent(algorithm, make_env(), **kwargs)).save(tmp_path / name)
+    expected = train_loaded(algorithm, tmp_path / "stock", make_env)
     for name, custom_objects in (("ours", None), ("ours", theirs), ("stock", mine)):
-        agent = train_loaded(MaskablePPO, tmp_path / name, masked_cartpole, custom_objects=custom_objects)
-        assert type(agent.rollout_buffer) is (custom_objects or mine)["rollout_buffer_class"]
+        agent = train_loaded(algorithm, tmp_path / name, make_env, custom_objects=custom_objects)
+        buffer = agent.rollout_buffer
+        assert type(buffer) is (custom_objects or mine)["rollout_buffer_class"]
+        assert getattr(buffer, "backend", None) == (None if custom_objects is theirs else "cpu")
         assert_same_agent(agent, expected)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_checks import GPU, capture_graph
 from losses_cases import HEADS, differentiate, make
+from test_fast_path import Kernel, Launcher
 
 from rl_triton_core import fast_path_status
 from rl_triton_core._internal import backend as backends
@@ -263,50 +264,19 @@ def test_a_graph_of_repeated_launches():
 # --- launches of Triton's, without a GPU -----------------------------------------------------------------------------
 
 
-class Kernel:
-    """In the place of a compiled kernel: its launches go to a list."""
-
-    function = packed_metadata = None
-
-    def __init__(self, launched):
-        self.launched = launched
-        self.run = Launcher(launched)
-
-    def __getitem__(self, grid):
-        def launch(*arguments, stream="stream"):
-            self.run(*grid, stream, None, None, None, None, None, *arguments)
-
-        return launch
-
-
-class Launcher:
-    """Has the form of Triton's."""
-
-    global_scratch_size = profile_scratch_size = 0
-
-    def __init__(self, launched):
-        self.launch = lambda *given: launched.append(given)
-
-    def __call__(self, *given):
-        self.launch(*given)
-
-
 @pytest.fixture
-def launched(monkeypatch):
+def launched(monkeypatch, no_device):
     """A list of the launches of the triton backend, whose results keep what their memory held."""
     triton_losses = pytest.importorskip("rl_triton_core._internal.loss.triton")
-    launcher = importlib.import_module("rl_triton_core._internal.launch.launcher")
-    calls = []
-    kernels = {name: GridOf(Kernel(calls)) for name in ("moments", "compute_tiles", "finish_sums")}
-    kernels["scale_gradients"] = GridOf(Kernel(calls))
+    calls, names = [], ("moments", "compute_tiles", "finish_sums", "scale_gradients")
+    kernels = {name: GridOf(Kernel(Launcher(calls))) for name in names}
     for name, kernel in kernels.items():
         kernel.__name__, kernel.arg_names = name, ()
         monkeypatch.setattr(triton_losses.moments if name == "moments" else triton_losses.kernels, name, kernel)
     monkeypatch.setattr("rl_triton_core._internal.launch.kernels.KERNELS", {})
     monkeypatch.setattr(triton_losses, "compile_chosen", lambda choices: {})
     monkeypatch.setattr(backends, "why_unavailable", lambda *given: None)
-    monkeypatch.setattr(launcher, "current_device", lambda: 0)
-    monkeypatch.setattr(launcher, "stream_getter", lambda index: lambda: "stream")
+    monkeypatch.setattr(launcher, "launch_hooks", lambda: (None, None))
     fast_path.forget_plans()
     yield calls
     fast_path.forget_plans()

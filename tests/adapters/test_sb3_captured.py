@@ -31,7 +31,7 @@ from torch.distributions import Distribution
 
 from benchmarks.end_to_end import sb3
 from rl_triton_adapters.common import optimizers
-from rl_triton_adapters.common.optimizers import clip_gradients, fuse_optimizer, is_fused
+from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused
 
 pytestmark = pytest.mark.covering
 
@@ -304,24 +304,6 @@ def test_steps_on_a_cpu_are_those_of_stock(task, monkeypatch):
     assert groups[0] == groups[1]
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-@pytest.mark.parametrize("task", ["cartpole", "pendulum", "several", "own", "masks", "masks_several"])
-def test_actions_are_those_of_the_policy_bit_for_bit(task, deterministic):
-    model, masks = make_model(task, "cpu"), {}
-    model.acts_exactly = model.is_accelerated
-    with torch.no_grad():
-        for parameter in model.policy.parameters():  # the first one's actions are all nearly as likely
-            parameter.normal_()
-        observations = torch.randn(300, *model.observation_space.shape)
-        if task.startswith("masks"):
-            masks["action_masks"] = np.stack([model.get_env().env_method("action_masks")[0] for _ in observations])
-        torch.manual_seed(1)
-        want = model.policy(observations, deterministic, **masks)
-        torch.manual_seed(1)
-        got = model._act(observations, deterministic, **masks)
-    assert all(torch.equal(x, y) and x.dtype == y.dtype for x, y in zip(got, want, strict=True))
-
-
 @pytest.mark.parametrize("use_masking", [False, True])
 def test_nothing_is_masked_or_nothing_is_allowed(use_masking):
     """Without masks all actions are allowed; where none is, updates are those of sb3-contrib. One minibatch."""
@@ -416,20 +398,6 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
     for known in (ours.policy.optimizer, again.policy.optimizer, optimizer):
         (group,) = known.state_dict()["param_groups"]
         assert not group.get("fused") and not group["foreach"]
-
-
-@pytest.mark.parametrize("max_norm", [0.5, 1e6])
-def test_gradients_are_clipped_as_torch_does(max_norm):
-    ours, theirs = ([torch.zeros(3, 4, requires_grad=True), torch.zeros(5, requires_grad=True)] for _ in range(2))
-    for pair in zip(ours, theirs, strict=True):
-        gradient = torch.randn_like(pair[0])
-        for parameter in pair:
-            parameter.grad = gradient.clone()
-    unused = torch.zeros(2, requires_grad=True)
-    clip_gradients([*ours, unused], max_norm)
-    clip_gradients([unused], max_norm)
-    torch.nn.utils.clip_grad_norm_([*theirs, unused], max_norm)
-    assert all(torch.equal(x.grad, y.grad) for x, y in zip(ours, theirs, strict=True)) and unused.grad is None
 
 
 class OwnMinibatches(RolloutBuffer):
@@ -533,23 +501,6 @@ def test_a_rollout_of_one_sample_has_clipped_gradients():
     compare(ours, stock, rtol=1e-4, atol=1e-5)
 
 
-def differentiate(given, _):
-    """What a callback may do with a policy."""
-    inputs = [given[x] for x in ("obs_tensor", "action_masks") if x in given]
-    observations = inputs[0].requires_grad_()
-    with torch.enable_grad():
-        given["self"].policy(observations, False, *inputs[1:])[1].sum().backward()
-    assert observations.grad.abs().sum() > 0
-    observations.requires_grad_(False)
-    return True
-
-
-@pytest.mark.parametrize("task", ["cartpole", "masks"])
-def test_a_callback_may_call_the_policy_and_differentiate(task, monkeypatch):
-    _, ours = learn_both(task, "cpu", monkeypatch, steps=128, callback=differentiate)
-    assert ours.is_captured
-
-
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(enabled, tmp_path):
     options = {"rollout_buffer_kwargs": {"backend": "cpu"}, "enabled": enabled, "device": "cpu"}
@@ -557,16 +508,6 @@ def test_a_backend_without_a_buffer_class_is_of_our_buffer_alone(enabled, tmp_pa
     assert getattr(model.rollout_buffer, "backend", None) == ("cpu" if enabled else None)
     model.save(tmp_path / "model")
     PPO.load(tmp_path / "model", env=model.get_env()).learn(8)
-
-
-def act_likeliest(model):
-    forward = model.policy_class.forward
-    model.policy.forward = lambda obs, deterministic=False: forward(model.policy, obs, deterministic=True)
-
-
-def test_a_method_that_is_replaced_while_acting_stays():
-    _, ours = learn_both("cartpole", "cpu", steps=128, callback=At(act_likeliest, 4))
-    assert "forward" in vars(ours.policy)
 
 
 def test_a_model_can_be_switched_off(monkeypatch, tmp_path):

@@ -4,7 +4,6 @@ And trainings change nothing that other threads of the process see, but for what
 random generators, and a switch of PyTorch's for advice on streams of gradients.
 """
 
-import threading
 from functools import partial
 
 import gymnasium as gym
@@ -256,36 +255,3 @@ def test_nothing_of_the_process_changes(case, how, monkeypatch):
     assert len(found) > 64
     for state in (*found, read_state()):
         assert_same(state, before)
-
-
-@pytest.mark.parametrize("case", ["multibinary", "own policy"])
-def test_rollouts_of_two_threads_overlap(case, monkeypatch):
-    """Checks are on in each of them, and after both; the one that began last ends last."""
-    monkeypatch.setattr(Distribution, "_validate_args", True)
-    began, ended = (threading.Event(), threading.Event()), threading.Event()
-    models = [make_model(case, "cpu", monkeypatch, False, nan_from=1000) for _ in range(2)]
-    refused = []
-
-    def wait_in_rollout(i):
-        def wait(*_):
-            began[i].set()
-            assert (ended if i else began[1]).wait(60)
-            with pytest.raises(ValueError, match="Expected parameter loc"):
-                torch.distributions.Normal(torch.tensor(torch.nan), torch.tensor(1.0))
-            refused.append(i)
-            return True
-
-        return wait
-
-    def learn(i):
-        models[i].learn(1, callback=wait_in_rollout(i))
-        if i == 0:
-            ended.set()
-
-    threads = [threading.Thread(target=learn, args=(i,)) for i in range(2)]
-    threads[0].start()
-    assert began[0].wait(60)
-    threads[1].start()
-    for thread in threads:
-        thread.join(120)
-    assert sorted(set(refused)) == [0, 1] and Distribution._validate_args

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,9 +15,9 @@ pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_t
 from benchmarks import __main__ as runner
 from benchmarks import calls, harness, results, token_log_probs
 from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
-from benchmarks.providers import REGISTRY, loop, others
+from benchmarks.providers import REGISTRY, others
 from benchmarks.results import make_row
-from benchmarks.workloads import GAMMA, VARIANTS, Workload, count_bytes, draw_inputs, select_envs
+from benchmarks.workloads import VARIANTS, Workload, count_bytes, draw_inputs, select_envs
 
 TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
 SMALL = [workload for workload in TINY if workload.num_steps > 1]
@@ -64,28 +63,6 @@ def test_a_row_in_blocks_agrees(workload, monkeypatch):
     monkeypatch.setattr(flat_triton, "BLOCK", 4)
     assert measure_error("blocks_triton", workload) < 1e-6
     assert measure_error("blocks_triton", workload._replace(truncated=True)) is None
-
-
-def test_the_cuda_kernel_is_checked_where_it_writes():
-    """A loop in its place, with its indices."""
-    cuda_rows = pytest.importorskip("benchmarks.providers.cuda_rows")
-    workload = Workload("gae_advantages", 3, 9)
-    inputs = draw_inputs(workload, "cpu")
-    rewards, values, dones = (inputs[name].double().numpy() for name in ("rewards", "values", "terminated"))
-    out = np.full(rewards.shape, np.nan)
-    advantage = np.zeros(3)
-    for t in reversed(range(8)):
-        nonterminal = 1 - dones[:, t + 1]
-        delta = rewards[:, t + 1] + GAMMA * values[:, t + 1] * nonterminal - values[:, t]
-        out[:, t] = advantage = delta + GAMMA * 0.95 * nonterminal * advantage
-    (want,) = cuda_rows.compute_oracle(workload, inputs)
-    torch.testing.assert_close(cuda_rows.select_written(torch.from_numpy(out)), want, rtol=1e-12, atol=0)
-
-
-def test_a_provider_may_leave_an_estimator_out(monkeypatch):
-    workload = Workload("gae", 3, 5)
-    monkeypatch.delitem(loop.LOOPS, "compute_gae")
-    assert REGISTRY["loop"].make_call(workload, draw_inputs(workload, "cpu")) is None
 
 
 def test_some_rows_stand_for_large_windows(monkeypatch):

@@ -368,6 +368,7 @@ def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
     stock = build_learner(make_agents_config(modules)[0])
     ours = build_learner(enable_triton(make_agents_config(modules)[0]))
     assert ours.describe().endswith("updates are accelerated without a graph: a module has a loss of its own")
+    assert "the loss of the module world (World)" in ours.describe()
     for learner in (stock, ours):
         update_agents(learner, ["trained", "world"], 0)
     for name in modules:

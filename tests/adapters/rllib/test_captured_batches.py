@@ -25,7 +25,6 @@ from small import running_ray, small, train_algorithm
 from updates import KINDS, POLICY, WITH_VTRACE, assert_updates_of_rllib, build_learner, make_config, update_learner
 
 from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton
-from rl_triton_adapters.rllib.loss import compute_masked_mean, restore_layout
 
 LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)  # of the episodes of several updates, and again those of the first
 SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1e-3]]}
@@ -274,14 +273,3 @@ def test_modules_have_losses_and_coefficients_of_their_own():
     stock = update_both(config)
     assert stock[0][-1]["a", "mean_kl_loss"] > 0 == stock[0][-1]["b", "mean_kl_loss"]
     updates.assert_same_updates(stock, update_both(enable_triton(config)))
-
-
-def test_what_stands_in_masked_slots_is_not_read():
-    x = torch.tensor([1.0, torch.nan, 3.0])
-    assert compute_masked_mean(x, torch.tensor([True, False, True])) == 2
-
-
-def test_the_layout_is_restored_without_the_padding():
-    rows = torch.arange(6.0).view(2, 3)
-    assert restore_layout(rows.T, torch.Size([5])).tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(restore_layout(rows.T, rows.shape), rows)

@@ -18,7 +18,7 @@ from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLe
 from ray.rllib.algorithms.marwil import MARWILConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
-from ray.rllib.connectors.learner import GeneralAdvantageEstimation, general_advantage_estimation
+from ray.rllib.connectors.learner import general_advantage_estimation
 from small import OFF, SMALL, flags_of_piece, small_impala, small_ppo, stopping, the_piece
 from updates import CONFIGS, KINDS, build_learner, make_config, update_learner
 
@@ -32,16 +32,6 @@ DEFAULTS = {
     "rl_triton_backend": None,
     "rl_triton_update": True,
 }
-
-
-def test_the_flag_restores_the_stock_connector():
-    names = [type(piece) for piece in build_learner(small_ppo())._learner_connector.connectors]
-    off = build_learner(enable_triton(small_ppo()).learners(learner_config_dict=OFF))
-    assert [type(piece) for piece in off._learner_connector.connectors] == names
-    assert type(off.find_estimator()) is GeneralAdvantageEstimation
-    on = build_learner(enable_triton(small_ppo()))
-    assert [type(piece) for piece in on._learner_connector.connectors] == names
-    assert type(on.find_estimator()) is TritonGeneralAdvantageEstimation
 
 
 @pytest.mark.parametrize("small_config", SMALL.values(), ids=SMALL)

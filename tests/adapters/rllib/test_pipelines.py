@@ -11,14 +11,11 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import updates
-from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.algorithms.ppo.torch.ppo_torch_learner import PPOTorchLearner
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.learner import GeneralAdvantageEstimation
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.training_data import TrainingData
-from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.learners.classes.custom_ppo_loss_fn_learner import PPOTorchLearnerWithWeightRegularizerLoss
 from recorded_graphs import allow_captures
 from small import small_ppo, stopping
@@ -255,17 +252,3 @@ def test_a_loss_of_a_mixed_class_is_computed(theirs, in_front):
     ours = assert_updates_of_rllib(config, "gaussian", (theirs, mine))
     own = rf"; {theirs.__name__} has its own compute_loss_for_module \(.*?\), which may call "
     assert re.search(own, ours.describe())
-
-
-class Itself(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
-    """A module with a loss of its own."""
-
-    def compute_self_supervised_loss(self, *, fwd_out, **kwargs):
-        return fwd_out["action_dist_inputs"].square().mean()
-
-
-@pytest.mark.parametrize("name", ["PPO", "IMPALA"])
-def test_a_loss_of_the_module_is_described(name):
-    config = make_config("gaussian", name).rl_module(rl_module_spec=RLModuleSpec(module_class=Itself))
-    learner = build_learner(enable_triton(config))
-    assert "; the loss of the module default_policy (Itself); " in learner.describe()

@@ -19,23 +19,13 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import check_count
+from rl_triton_core._internal.capture import step as steps
 from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
-from rl_triton_core._internal.capture.step import (
-    Captured,
-    CaptureFailed,
-    as_tensor,
-    check_inputs,
-    describe_failure,
-    find_averaged,
-    find_group_obstacle,
-    find_obstacle,
-    is_input,
-    is_wanted,
-)
+from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, is_input
 from rl_triton_core._internal.capture.undo import keep_buffers
 
 __all__ = [
@@ -131,12 +121,12 @@ class CapturedStep:
         self.pointers: tuple[int, ...] = ()
         self.is_stale = self.may_stop = False
         self.warned: set[str] = set()
-        if self.reason and self.device.type != "cpu" and is_wanted(enabled):
+        if self.reason and self.device.type != "cpu" and steps.is_wanted(enabled):
             self.warn_once(self.reason, stacklevel=3)
 
     def find_obstacle(self) -> str:
         """Why nothing can be captured; empty if it can, as far as can be told before trying."""
-        return find_obstacle(self.optimizers, self.tensors(), self.enabled, find_averaged(self.modules))
+        return steps.find_obstacle(self.optimizers, self.tensors(), self.enabled, steps.find_averaged(self.modules))
 
     @property
     def device(self) -> torch.device:
@@ -153,7 +143,7 @@ class CapturedStep:
     def __call__(self, *inputs: Any) -> Any:
         """Make the step."""
         leaves, structure = pytree.tree_flatten(inputs)
-        check_inputs(leaves)
+        steps.check_inputs(leaves)
         form = structure, tuple(map(describe_leaf, leaves))
         is_plain = bool(self.reason) and self.stop.device == self.device
         with nullcontext() if is_plain else CAPTURING:
@@ -234,7 +224,7 @@ class CapturedStep:
     def run_eagerly(self, leaves: list[Any], structure: Any, copy: bool = False) -> Any:
         """The step as it is, perhaps with copies of its inputs; what is stopped changes nothing here either."""
         device = self.device
-        arguments = [as_tensor(x, device, copy) for x in leaves]
+        arguments = [steps.as_tensor(x, device, copy) for x in leaves]
         with self.stopping(), self.kept_buffers(), self.installed():
             return self.function(*pytree.tree_unflatten(arguments, structure))
 
@@ -278,7 +268,7 @@ class CapturedStep:
         try:
             return self.capture(leaves, structure)
         except Exception as error:
-            reason = describe_failure(error)
+            reason = steps.describe_failure(error)
         except BaseException:
             self.reset()
             raise
@@ -287,7 +277,7 @@ class CapturedStep:
 
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""
-        static = [as_tensor(x, self.device, copy=True) for x in leaves]
+        static = [steps.as_tensor(x, self.device, copy=True) for x in leaves]
         arguments = pytree.tree_unflatten(static, structure)
 
         def call() -> Any:
@@ -300,7 +290,7 @@ class CapturedStep:
 
         host = self.contents.host
         generators = [*{*self.generators, *host.generators}]
-        warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if find_averaged(self.modules) else WARM_UPS
+        warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if steps.find_averaged(self.modules) else WARM_UPS
         with undo.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
@@ -376,7 +366,7 @@ class CapturedStep:
 
     def fall_back(self, reason: str, leaves: list[Any], structure: Any) -> Any:
         """Run eagerly from here on, and say so, unless the step itself is wrong: it raises the same error eagerly."""
-        if find_averaged(self.modules):
+        if steps.find_averaged(self.modules):
             reason += " (DistributedDataParallel has to be made inside use_capture_stream)"
         self.reason = reason
         try:

@@ -92,7 +92,9 @@ def compute_lambda_returns(
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
     layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return solve_returns(
+    returns: torch.Tensor
+    (returns,) = solve(
+        LAMBDA_RETURNS,
         {"rewards": rewards} | ({} if values is None else {"values": values}),
         layout,
         terminated=terminated,
@@ -103,9 +105,10 @@ def compute_lambda_returns(
         next_values=next_values,
         mask=mask,
         mask_mode=mask_mode,
-        out=out,
+        out=None if out is None else (out,),
         backend=backend,
     )
+    return returns
 
 
 @with_fast_path
@@ -158,7 +161,9 @@ def compute_discounted_returns(
         tensor([[1.7500, 1.5000, 1.0000]])
     """
     layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return solve_returns(
+    returns: torch.Tensor
+    (returns,) = solve(
+        LAMBDA_RETURNS,
         {"rewards": rewards},
         layout,
         terminated=terminated,
@@ -167,13 +172,7 @@ def compute_discounted_returns(
         bootstrap_values=bootstrap_values,
         mask=mask,
         mask_mode=mask_mode,
-        out=out,
+        out=None if out is None else (out,),
         backend=backend,
     )
-
-
-def solve_returns(inputs: dict[str, Any], layout: check.RolloutLayout, *, out: Any, **arguments: Any) -> torch.Tensor:
-    """`solve` for one result, which is given and returned by itself."""
-    returns: torch.Tensor
-    (returns,) = solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **arguments)
     return returns

@@ -25,22 +25,9 @@ import torch
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import TRACED, computes_itself, is_number, is_transformed
-from rl_triton_core._internal.launch.launcher import (
-    RECORDER,
-    NoPlanError,
-    UnknownLauncherError,
-    collect_numbers,
-    record_launches,
-)
-from rl_triton_core._internal.launch.plan import (
-    NORMAL_PATH,
-    NOT_ALIKE,
-    TENSORS,
-    Plan,
-    Runner,
-    make_picker,
-    make_tensor_guard,
-)
+from rl_triton_core._internal.launch import launcher, plan
+from rl_triton_core._internal.launch.launcher import RECORDER, NoPlanError, collect_numbers, record_launches
+from rl_triton_core._internal.launch.plan import NORMAL_PATH, NOT_ALIKE, TENSORS, Plan, Runner, make_picker
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -154,7 +141,7 @@ def make_matcher(
     identical = [(first, i) for i in tensors if (first := places.setdefault(id(values[i]), i)) != i]
     pick_tensors = make_picker([*places.values()])
     pick_constants = make_picker([i for i in range(len(values)) if i not in tensors and i not in numbers])
-    fits, constants = make_tensor_guard(pick_tensors(values)), pick_constants(values)
+    fits, constants = plan.make_tensor_guard(pick_tensors(values)), pick_constants(values)
     types = tuple(map(type, constants))
     grad_mode = torch.is_grad_enabled() if any(values[i].requires_grad for i in tensors) else None  # where it matters
     get_grad_mode = torch.is_grad_enabled
@@ -359,7 +346,7 @@ def plan_launches(*recorded: Any) -> Runner:
     """A plan of recorded launches, or what stands for it where there is none."""
     try:
         return Plan(*recorded).bind()
-    except UnknownLauncherError as error:
+    except launcher.UnknownLauncherError as error:
         if Switch.reason != str(error):  # which is said once
             Switch.reason = str(error)
             warn(f"there is no fast path for repeated calls: {error}", stacklevel=2)

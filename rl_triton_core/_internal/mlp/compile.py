@@ -10,15 +10,9 @@ import numba
 import numpy as np
 from numba.core.ccallback import CFunc
 
+from rl_triton_core._internal.equations import numba as numba_code
 from rl_triton_core._internal.equations import primitives
 from rl_triton_core._internal.equations.disk import DiskCache, hash_file
-from rl_triton_core._internal.equations.numba import (
-    bind_code,
-    compile_inner,
-    compile_kernel,
-    literals_of,
-    numba_language,
-)
 from rl_triton_core._internal.loss import equations
 from rl_triton_core._internal.loss.equations import HEADS, Choices
 from rl_triton_core._internal.mlp import memory, serial, serial_values
@@ -48,7 +42,7 @@ class Loss(NamedTuple):
 @cache
 def compile_helpers(loss: Loss) -> dict[str, Any]:
     """Helpers by name, with a loss's equations in them."""
-    head, language = loss.head, numba_language(REAL, contracts=True)
+    head, language = loss.head, numba_code.numba_language(REAL, contracts=True)
     needed = equations.combine_terms, equations.compute_terms, equations.exp_remainder, equations.sigmoid
     choices = Choices(head, clipped_value=loss.value_clip_mode)
     names = equations.compile_equations(choices, language, (*needed, primitives.multiply_or_zero))
@@ -59,17 +53,17 @@ def compile_helpers(loss: Loss) -> dict[str, Any]:
         for name, function in vars(module).items():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
                 options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
-                names[name] = compile_inner(function, REAL, names, SOURCE, **options)
+                names[name] = numba_code.compile_inner(function, REAL, names, SOURCE, **options)
     return names
 
 
 @cache
 def compile_callback(name: str, loss: Loss) -> Any:
     """A function that is called by address, kept on disk between processes."""
-    function = bind_code(getattr(serial, name), REAL, compile_helpers(loss), SOURCE)
+    function = numba_code.bind_code(getattr(serial, name), REAL, compile_helpers(loss), SOURCE)
     types = (numba.int64,) * function.__code__.co_argcount, numba.void
-    options = {"error_model": "numpy", "fastmath": FASTMATH}
-    compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=literals_of(REAL, (float,)))
+    options, pipeline = {"error_model": "numpy", "fastmath": FASTMATH}, numba_code.literals_of(REAL, (float,))
+    compiled: Any = CFunc(function, types, locals={}, options=options, pipeline_class=pipeline)
     compiled._cache = DiskCache(function)
     compiled.compile()
     return compiled
@@ -102,4 +96,4 @@ def compile_entry(function: Any) -> Any:
         serial_values.draw: numba.void(integer, *drawn),
         serial_values.evaluate: numba.void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
     }
-    return compile_kernel(function, signatures[function], REAL, compile_helpers(Loss()), SOURCE)
+    return numba_code.compile_kernel(function, signatures[function], REAL, compile_helpers(Loss()), SOURCE)

@@ -14,7 +14,7 @@ from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common import common_losses
 from rl_games.torch_runner import Runner
 
-from rl_triton_adapters.rl_games import TritonA2CAgent, TritonDiscreteA2CAgent, register_agents
+from rl_triton_adapters.rl_games import TritonA2CAgent, TritonAdvantagesMixin, TritonDiscreteA2CAgent, register_agents
 
 FLAGS = ["--num-envs", "6", "--num-steps", "8", "--epochs", "2", "--evaluation-episodes", "2", "--quiet"]
 CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
@@ -81,6 +81,42 @@ def test_advantages(value_size, scale, tmp_path):
     normalize = getattr(common_losses, "normalize_advantage", lambda x: (x - x.mean()) / (x.std() + 1e-8))
     want, got = (normalize(x) for x in (want, got))
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+class MotionPriors(A2CAgent):
+    """With the advantages of agents of adversarial motion priors, in float64."""
+
+    calls = 0
+
+    def discount_values(self, mb_fdones, mb_values, mb_rewards, mb_next_values):
+        self.calls += 1
+        advantages, advantage = torch.zeros_like(mb_rewards), 0.0
+        flags, values, rewards, next_values = (x.double() for x in (mb_fdones, mb_values, mb_rewards, mb_next_values))
+        for t in reversed(range(self.horizon_length)):
+            delta = rewards[t] + self.gamma * next_values[t] - values[t]
+            advantage = delta + self.gamma * self.tau * (1.0 - flags[t]).unsqueeze(1) * advantage
+            advantages[t] = advantage
+        return advantages
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-8, 1e6])
+@pytest.mark.parametrize("value_size", [1, 2])
+def test_advantages_with_values_of_next_states(value_size, scale, tmp_path):
+    """They are 0 where an episode terminated, and not at a time limit. An agent keeps its own method, or says so."""
+    generator = torch.Generator().manual_seed(0)
+    streams = [torch.randn(8, 6, value_size, generator=generator) * scale for _ in range(3)]
+    flags = (torch.rand(8, 6, generator=generator) < 0.4).float()
+    streams[2] *= 1 - flags[..., None] * (torch.rand(8, 6, 1, generator=generator) < 0.5)
+    ours, plain = {"discount_values": TritonAdvantagesMixin.discount_values}, (TritonAdvantagesMixin, A2CAgent)
+    front = (TritonAdvantagesMixin, MotionPriors)
+    cases = [(front, {}, {}, 1), (front, ours, {}, 0), (front, ours, {"rl_triton": False}, 1), (plain, {}, {}, 0)]
+    found = []
+    for bases, attributes, changes, calls in cases:
+        agent = make_agent("triton", "pendulum", tmp_path, changes, kind=type("Own", bases, attributes))
+        found.append(agent.discount_values(flags, *streams))
+        assert getattr(agent, "calls", 0) == calls
+    for got in found[1:]:
+        torch.testing.assert_close(got, found[0], rtol=1e-5, atol=1e-6 * scale)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ class TritonAdvantagesMixin:
     """Compute advantages with `rl_triton_core`. Put it in front of an agent of RL-Games.
 
     Time-outs are in the rewards already, as RL-Games adds them; returns and normalisation are its own. A user's agent
-    that has its own `discount_values` keeps it.
+    that has its own `discount_values` keeps it, unless its class says `discount_values =
+    TritonAdvantagesMixin.discount_values`.
     """
 
     def __init__(self, base_name: str, params: dict[str, Any]) -> None:
@@ -51,11 +52,17 @@ class TritonAdvantagesMixin:
         super().__init__(base_name, params)  # type: ignore[call-arg]
 
     def discount_values(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Compute the advantages of a rollout, as `estimate_advantages`, or as a user's agent does."""
-        if not self.enabled or find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin):
+        """Compute the advantages of a rollout, as `estimate_advantages`, or as a user's agent does.
+
+        Agents of adversarial motion priors give four arguments, as of `estimate_with_next_values`.
+        """
+        ours = [vars(x).get("discount_values") for x in type(self).__mro__].count(TritonAdvantagesMixin.discount_values)
+        own = find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin)
+        if not self.enabled or (own and ours == 1):
             stock: Tensor = super().discount_values(*args, **kwargs)  # type: ignore[misc]
             return stock
-        return estimate_advantages(self, *args, **kwargs)
+        estimate = estimate_with_next_values if len(args) + len(kwargs) == 4 else estimate_advantages
+        return estimate(self, *args, **kwargs)
 
 
 def estimate_advantages(
@@ -66,18 +73,26 @@ def estimate_advantages(
     Rewards and values are [num_steps, num_envs, value_size], the last values without steps. Flags of floating point,
     [num_steps, num_envs], say whether the step before ended its episode, `fdones` whether the last one did.
     """
-    dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)])
-    result = compute_gae(
-        mb_rewards.flatten(1),
-        mb_values.flatten(1),
-        terminated=dones.unsqueeze(-1).expand_as(mb_rewards).flatten(1),
-        bootstrap_values=last_values.flatten(),
-        gamma=agent.gamma,
-        lambda_=agent.tau,
-        time_dim=0,
-        compute_returns=False,
-    )
-    return result.advantages.view(mb_rewards.shape)
+    dones = torch.cat([mb_fdones[1:], fdones.unsqueeze(0)]).unsqueeze(-1)
+    flags = dones.expand_as(mb_rewards).flatten(1)
+    return solve(agent, mb_values, mb_rewards, terminated=flags, bootstrap_values=last_values.flatten())
+
+
+def estimate_with_next_values(
+    agent: Any, mb_fdones: Tensor, mb_values: Tensor, mb_rewards: Tensor, mb_next_values: Tensor
+) -> Tensor:
+    """As `estimate_advantages`, where the value of the state after each step is given, 0 where the episode terminated.
+
+    Flags say whether a step itself ended its episode.
+    """
+    flags = mb_fdones.unsqueeze(-1).expand_as(mb_rewards).flatten(1)
+    return solve(agent, mb_values, mb_rewards, truncated=flags, next_values=mb_next_values.flatten(1))
+
+
+def solve(agent: Any, values: Tensor, rewards: Tensor, **ends: Any) -> Tensor:
+    """Compute advantages of these values and rewards, with what is said of ends of episodes."""
+    numbers = {"gamma": agent.gamma, "lambda_": agent.tau, "time_dim": 0, "compute_returns": False}
+    return compute_gae(rewards.flatten(1), values.flatten(1), **numbers, **ends).advantages.view(rewards.shape)
 
 
 class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Described):

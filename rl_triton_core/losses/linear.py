@@ -8,15 +8,16 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
-from rl_triton_core._internal.backend import needs_host
+from rl_triton_core._internal.backend import choose_backend, needs_host
 from rl_triton_core._internal.loss.problem import PPOLoss
-from rl_triton_core._internal.loss.reference import scale_gradients
 from rl_triton_core._internal.loss.sequences import Sequences
 from rl_triton_core._internal.loss.solve import LossFunction, get_gradients
 from rl_triton_core._internal.tokens.linear import LinearFunction, LinearGradients, LinearTokens
 from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults
+from rl_triton_core._internal.tokens.split import check_part
 from rl_triton_core.losses.grpo import THROUGH_RATIO, grpo_loss
 from rl_triton_core.losses.tokens import LOWEST_TEMPERATURE, check_tokens
 
@@ -32,6 +33,8 @@ def linear_token_log_probs(
     entropy: bool = False,
     mask: torch.Tensor | None = None,
     chunk: int | None = None,
+    group: distributed.ProcessGroup | str | None = None,
+    first: int = 0,
     backend: str | None = None,
 ) -> TokenLogProbs:
     r"""Log-probabilities of tokens, and entropies, from hidden states: the logits of one chunk of tokens at a time.
@@ -52,7 +55,11 @@ def linear_token_log_probs(
         entropy: Whether to compute entropies.
         mask: Nonzero where a token counts, [...]. Elsewhere neither hidden states nor token are read; results and
             gradient are 0 there. None: everywhere.
-        chunk: Tokens of a chunk; None: those of about 1 GiB of logits on a GPU, 64 MiB elsewhere, at least 256.
+        chunk: Tokens of a chunk; None: those of about 2 GiB of logits on a GPU, 64 MiB elsewhere, at least 256; 4096
+            with a group.
+        group: As of `token_log_probs`, where each rank has the same hidden states and, of the layer, the rows of its
+            part. Numbers are exchanged chunk by chunk; the gradients by hidden states are added up over the ranks.
+        first: As of `token_log_probs`.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
@@ -67,14 +74,14 @@ def linear_token_log_probs(
         >>> linear_token_log_probs(torch.zeros(1, 3), torch.ones(4, 3), torch.tensor([2])).log_probs
         tensor([-1.3863])
     """
-    call = check_linear(hidden, weight, bias, tokens, mask, temperature, chunk, backend)
+    call = check_linear(hidden, weight, bias, tokens, mask, temperature, chunk, backend, group, first)
     found = LinearFunction.apply(*call[:3], call, check.check_bool("entropy", entropy))  # type: ignore[no-untyped-call]
     shaped: Any = (None if x is None else x.view(tokens.shape) for x in found)
     return TokenLogProbs(*shaped)
 
 
 def check_linear(
-    hidden: Any, weight: Any, bias: Any, tokens: Any, mask: Any, temperature: Any, chunk: Any, backend: str | None
+    hidden: Any, weight: Any, bias: Any, tokens: Any, mask: Any, temperature: Any, chunk: Any, *others: Any
 ) -> LinearTokens:
     """Check what log-probabilities are made of; under autocast, a layer's arguments in its dtype."""
     check.check_tensor("hidden", hidden)
@@ -95,8 +102,10 @@ def check_linear(
     check_tokens(tokens, mask, hidden.shape[:-1], "that of the hidden states without the last", hidden.device)
     temperature = check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
     size = None if chunk is None else check.check_count("chunk", chunk)
-    flat = tokens.reshape(-1), None if mask is None else mask.reshape(-1)
-    return LinearTokens(hidden.reshape(-1, hidden.shape[-1]), weight, bias, *flat, temperature, size, backend)
+    backend, part = others[0], check_part(*others[1:])
+    own = tokens if part is None else part.find_own(tokens, len(weight))
+    flat = own.reshape(-1), None if mask is None else mask.reshape(-1)
+    return LinearTokens(hidden.reshape(-1, hidden.shape[-1]), weight, bias, *flat, temperature, size, backend, part)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -119,6 +128,8 @@ def linear_grpo_loss(
     aggregation: str = "token-mean",
     normalizer: float | torch.Tensor | None = None,
     chunk: int | None = None,
+    group: distributed.ProcessGroup | str | None = None,
+    first: int = 0,
     backend: str | None = None,
     **options: Any,
 ) -> PPOLoss:
@@ -149,6 +160,8 @@ def linear_grpo_loss(
         aggregation: As of `grpo_loss`.
         normalizer: As of `grpo_loss`.
         chunk: Tokens of a chunk, as of `linear_token_log_probs`.
+        group: As of `linear_token_log_probs`, of the reference too.
+        first: As of `token_log_probs`.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
         **options: The other arguments of `grpo_loss`, such as `surrogate`, `clip` and `kl_coef`.
 
@@ -165,50 +178,64 @@ def linear_grpo_loss(
         >>> linear_grpo_loss(hidden, torch.ones(4, 3), tokens, None, torch.tensor([1.0])).loss
         tensor(-1.)
     """
-    call = check_linear(hidden, weight, bias, tokens, mask, temperature, chunk, backend)
+    call = check_linear(hidden, weight, bias, tokens, mask, temperature, chunk, backend, group, first)
     check.check_bool("entropy", entropy)
     if tokens.ndim != (2 if cu_seqlens is None else 1):
         expected = "[num_sequences, num_tokens], or [num_tokens] with cu_seqlens"
         raise ValueError(f"tokens: got shape {tuple(tokens.shape)}, expected {expected}")
-    log_probs_of = partial(linear_token_log_probs, temperature=temperature, mask=mask, chunk=chunk, backend=backend)
+    about = {"temperature": temperature, "mask": mask, "chunk": chunk, "group": group, "first": first}
+    log_probs_of = partial(linear_token_log_probs, backend=backend, **about)
     if reference is not None:
         if ref_log_probs is not None:
             raise ValueError("reference: got one together with ref_log_probs, expected one of the two")
         with torch.no_grad():
             ref_log_probs = log_probs_of(*reference[:2], tokens, bias=(*reference, None)[2]).log_probs
-    loss_of = partial(grpo_loss, backend=backend, **options)
-    streams: dict[str, Any] = {"old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs, "weights": weights}
-    about = {"cu_seqlens": cu_seqlens, "ratio": ratio, "aggregation": aggregation, "normalizer": normalizer}
-    whole = partial(loss_of, advantages=advantages, mask=mask, **streams, **about)
+    streams = {"old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs, "weights": weights, "mask": mask}
+    options |= {"cu_seqlens": cu_seqlens, "ratio": ratio, "aggregation": aggregation, "normalizer": normalizer}
+    loss_of: Callable[..., PPOLoss] = grpo_loss
+    whole = partial(loss_of, advantages=advantages, backend=backend, **streams, **options)
     whole(torch.zeros(tokens.shape, device=tokens.device))  # refuses what is wrong before any product
     layer = hidden, weight, bias
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in layer]
     if not any(wanted) or needs_host(hidden.device):
         found = log_probs_of(hidden, weight, tokens, bias=bias, entropy=entropy)
         return whole(found.log_probs, entropy=found.entropy)
-    with torch.no_grad():
-        sequences = Sequences(tokens.shape, cu_seqlens, call.mask)
-        shares, factor = share_tokens(sequences, call.tokens, aggregation, normalizer)
-        if weights is not None and ratio == "sequence" and options.get("surrogate", "clip") in THROUGH_RATIO:
-            streams["weights"] = sequences.spread(sequences.average(weights.reshape(-1))).to(weights.dtype)
-        per_sequence = advantages.shape in ((sequences.count,), (sequences.count, 1))
-        streams["advantages"] = sequences.spread(advantages.reshape(-1)) if per_sequence else advantages
-        streams["mask"] = shares.to(check.find_precision((hidden,)))
-        streams = {name: None if x is None else x.reshape(-1) for name, x in streams.items()}
-        loss_of = partial(loss_of, ratio=ratio if ratio == "token" else "sequence-token", normalizer=1.0)
-        sums, starts = LinearGradients(call, wanted), sequences.find_starts(tokens.device)
-
-        def add(part: slice, rows: torch.Tensor, problem: TokenProblem, results: TokenResults) -> None:
-            sums.add(part, rows, problem, results, differentiate_chunk(loss_of, streams, starts, part, results))
-
-        chunks = call.list_chunks(None if ratio == "token" else sequences.list_ends())
-        log_probs, *_, entropies = call.evaluate(chunks, entropy, add)
-        result = whole(
-            log_probs.view(tokens.shape), entropy=None if entropies is None else entropies.view(tokens.shape)
-        )
+    result, gradients = evaluate_with_gradients(call, wanted, tokens.shape, entropy, whole)
     targets = [None if x is None or not want else (x.shape, x.dtype) for x, want in zip(layer, wanted, strict=True)]
-    written = (result.loss, result.loss, *(x for x in sums.finish(factor) if x is not None))
-    return result._replace(loss=LossFunction.apply(written, targets, scale_gradients, *layer))  # type: ignore[no-untyped-call]
+    written = (result.loss, result.loss, *(x for x in gradients if x is not None))
+    scale = choose_backend(backend, hidden.device).scale
+    return result._replace(loss=LossFunction.apply(written, targets, scale, *layer))  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def evaluate_with_gradients(
+    call: LinearTokens, wanted: Sequence[bool], shape: torch.Size, has_entropy: bool, whole: partial[PPOLoss]
+) -> tuple[PPOLoss, Sequence[Stream]]:
+    """The loss that `whole` is of all tokens, and its gradients by what is wanted of hidden states, weight and bias."""
+    given = whole.keywords
+    sequences, ratio, weights = Sequences(shape, given["cu_seqlens"], call.mask), given["ratio"], given["weights"]
+    shares, factor = share_tokens(sequences, call.tokens, given["aggregation"], given["normalizer"])
+    if call.hidden.dtype != torch.float16:  # whose range may be too small before the loss is scaled
+        shares, factor = shares * factor, None
+    streams = {name: given[name] for name in ("old_log_probs", "ref_log_probs", "weights", "advantages")}
+    streams["mask"] = shares.to(check.find_precision((call.hidden,)))
+    if weights is not None and ratio == "sequence" and given.get("surrogate", "clip") in THROUGH_RATIO:
+        streams["weights"] = sequences.spread(sequences.average(weights.reshape(-1))).to(weights.dtype)
+    if given["advantages"].shape in ((sequences.count,), (sequences.count, 1)):
+        streams["advantages"] = sequences.spread(given["advantages"].reshape(-1))
+    streams = {name: None if x is None else x.reshape(-1) for name, x in streams.items()}
+    ratio_of_chunk = ratio if ratio == "token" else "sequence-token"
+    loss_of = partial(whole, ratio=ratio_of_chunk, aggregation="token-mean", normalizer=1.0)
+    chunks = call.list_chunks(None if ratio == "token" else sequences.list_ends())
+    sums = LinearGradients(call, wanted, len(chunks) > 1 or factor is not None)
+    starts = sequences.find_starts(call.tokens.device)
+
+    def add(part: slice, rows: torch.Tensor, problem: TokenProblem, results: TokenResults) -> None:
+        sums.add(part, rows, problem, results, differentiate_chunk(loss_of, streams, starts, part, results))
+
+    log_probs, *_, entropies = call.evaluate(chunks, has_entropy, add)
+    result = whole(log_probs.view(shape), entropy=None if entropies is None else entropies.view(shape))
+    return result, sums.finish(factor)
 
 
 def share_tokens(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import distributed
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.outputs import overlaps_itself
 from rl_triton_core._internal.launch.fast_path import with_fast_path
 from rl_triton_core._internal.tokens.problem import TokenLogProbs, TokenProblem
 from rl_triton_core._internal.tokens.solve import solve_tokens
+from rl_triton_core._internal.tokens.split import check_part
 
 LOWEST_TEMPERATURE = 1e-6
 
@@ -24,6 +26,8 @@ def token_log_probs(
     entropy: bool = False,
     mask: torch.Tensor | None = None,
     inplace_backward: bool = False,
+    group: distributed.ProcessGroup | str | None = None,
+    first: int = 0,
     backend: str | None = None,
 ) -> TokenLogProbs:
     r"""Log-probabilities of tokens, and entropies, in one pass over the logits; no second tensor of their size arises.
@@ -48,6 +52,11 @@ def token_log_probs(
         inplace_backward: Write the gradient into the memory of the logits, which must not be read afterwards; an
             operation that kept them for its own backward pass then raises PyTorch's error. They must be the result of
             an operation, such as a linear layer. Under torch.compile this is not read: the compiler plans memory.
+        group: Where a vocabulary is split, the process group whose ranks have its parts, of any sizes; ``"world"`` for
+            the default one. All call with the same tokens and mask, and get the same results, for which three numbers
+            per token are exchanged, four with entropies. A loss of these, the same on all, gives each the gradient of
+            its logits; no further exchange. Not under torch.compile.
+        first: The token of the first of a part's logits; `tokens` are those of the whole vocabulary.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 
     Returns:
@@ -67,9 +76,12 @@ def token_log_probs(
     if not logits.ndim or not logits.shape[-1]:
         raise ValueError(f"logits: got shape {tuple(logits.shape)}, expected a last dimension of size 1 or more")
     check_tokens(tokens, mask, logits.shape[:-1], "that of the logits without the last", logits.device)
-    problem = TokenProblem(
-        logits, tokens, mask, check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
+    temperature, part = (
+        check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf),
+        check_part(group, first),
     )
+    own = tokens if part is None else part.find_own(tokens, logits.shape[-1])
+    problem = TokenProblem(logits, own, mask, temperature, part)
     check.check_bool("entropy", entropy)
     if check.check_bool("inplace_backward", inplace_backward) and not check.is_traced():
         check_own_memory(logits)

@@ -83,8 +83,8 @@ all_gather: Any = getattr(distributed, "all_gather_single", None) or getattr(
 """Of one tensor per rank into one; torch 2.13 has renamed it."""
 
 
-def gather_moments(own: torch.Tensor, group: Any) -> torch.Tensor:
-    """Gather the moments of all ranks, in their order."""
+def gather_rows(own: torch.Tensor, group: Any) -> torch.Tensor:
+    """Gather the row of each rank, in their order."""
     every = own.new_empty((distributed.get_world_size(group), own.shape[1]))
     all_gather(every, own, group=group)
     return every
@@ -100,13 +100,19 @@ def check_rule(correction: Any, epsilon: Any, epsilon_mode: Any) -> Rule:
 
 def make_exchange(group: Any, differentiable: bool) -> Exchange | None:
     """How the ranks of a group, of which this process must be a member, exchange their moments; None without one."""
-    if group is None:
-        return None
-    if differentiable:
+    if group is not None and differentiable:
         raise ValueError(
             "group: got one together with advantages that require grad, expected them detached, "
             "since no gradient crosses ranks"
         )
+    own = check_group(group)
+    return None if own is None else partial(gather_rows, group=own)
+
+
+def check_group(group: Any) -> Any:
+    """The group of processes that is meant, of which this one must be a member; None without one."""
+    if group is None:
+        return None
     if not distributed.is_available() or not distributed.is_initialized():
         raise ValueError(f"group: got {group!r} without torch.distributed, expected it initialised, or None")
     group = distributed.group.WORLD if group == "world" else group
@@ -114,4 +120,4 @@ def make_exchange(group: Any, differentiable: bool) -> Exchange | None:
         raise TypeError(
             f"group: got {group!r}, expected a torch.distributed.ProcessGroup with this process in it, 'world' or None"
         )
-    return partial(gather_moments, group=group)
+    return group

@@ -30,14 +30,12 @@ def locate_row(place, columns, row_stride, column_stride):
 
 
 @triton.jit
-def read_token(tokens, mask, place, size):
-    """A token, and whether it counts. One that there is not stops the program."""
+def read_token(tokens, mask, place):
+    """A token, and whether it counts."""
     valid = place >= 0
     if mask is not None:
         valid = tl.load(mask + place) != 0
-    token = tl.load(tokens + place, mask=valid, other=0)
-    tl.device_assert((token >= 0) & (token < size), "tokens: expected 0 or more, and less than the vocabulary's size")
-    return token, valid
+    return tl.load(tokens + place, mask=valid, other=0), valid
 
 
 @triton.jit
@@ -96,7 +94,8 @@ def evaluate(
 ):  # fmt: skip
     """The results of a token, or the peak and sums of a part of its logits, [num_tokens, SPLITS, 3]."""
     place, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    token, valid = read_token(tokens, mask, place, size)
+    token, valid = read_token(tokens, mask, place)
+    tl.device_assert((token >= 0) & (token < size), "tokens: expected 0 or more, and less than the vocabulary's size")
     row = logits + locate_row(place, columns, row_stride, column_stride)
     inverse = 1.0 / (temperature * LN_2)
     sums = sum_blocks(row, part * BLOCK, tl.where(valid, size, 0), SPLITS * BLOCK, inverse, BLOCK, EACH, WIDTH)
@@ -116,7 +115,7 @@ def merge(
 ):  # fmt: skip
     """The results of a token, from what `evaluate` left of SPLITS parts; BLOCK is room for these."""
     place = tl.program_id(0)
-    token, valid = read_token(tokens, mask, place, size)
+    token, valid = read_token(tokens, mask, place)
     row = logits + locate_row(place, columns, row_stride, column_stride)
     inverse = 1.0 / (temperature * LN_2)
     part = tl.arange(0, BLOCK)
@@ -140,7 +139,7 @@ def differentiate(
     Where it is masked, all numbers are read as 0, and so is the derivative.
     """
     place, part = tl.program_id(0) // SPLITS, tl.program_id(0) % SPLITS
-    token, valid = read_token(tokens, mask, place, size)
+    token, valid = read_token(tokens, mask, place)
     row = logits + locate_row(place, columns, row_stride, column_stride)
     own_gradient = gradient + locate_row(place, columns, by_row_stride, by_column_stride)
     inverse = 1.0 / (temperature * LN_2)

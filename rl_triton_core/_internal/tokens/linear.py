@@ -7,16 +7,18 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from rl_triton_core._internal.arguments.validation import find_precision
 from rl_triton_core._internal.backend import choose_backend
 from rl_triton_core._internal.tokens.problem import Stream, TokenProblem, TokenResults
 from rl_triton_core._internal.tokens.solve import differentiate_tokens, run_backend
+from rl_triton_core._internal.tokens.split import Part
 
-CHUNK_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+CHUNK_BYTES = {"cuda": 1 << 31, "cpu": 1 << 26}
 """About so many of logits are there at once."""
-LEAST_TOKENS = 256
-"""Of a chunk: products of fewer rows take much longer per row."""
+LEAST_TOKENS, SPLIT_TOKENS = 256, 4096
+"""Of a chunk: products of fewer rows take much longer per row; and where parts of a vocabulary may differ in size."""
 
 
 class LinearTokens(NamedTuple):
@@ -30,22 +32,25 @@ class LinearTokens(NamedTuple):
     temperature: float
     chunk: int | None
     backend: str | None
+    split: Part | None = None
+    """Of a split vocabulary; tokens of others are −1."""
 
     def list_chunks(self, ends: Iterable[int] | None = None) -> list[slice]:
         """The tokens of each chunk; with `ends` of sequences, whole ones, at least one."""
         count, row = len(self.hidden), len(self.weight) * self.hidden.element_size()
         room = CHUNK_BYTES.get(self.hidden.device.type, CHUNK_BYTES["cpu"]) // row
-        step = max(LEAST_TOKENS, room) if self.chunk is None else self.chunk
+        usual = max(LEAST_TOKENS, room) if self.split is None else SPLIT_TOKENS  # on all ranks
+        step = usual if self.chunk is None else self.chunk
         bounds, last = [0], 0
         for end in (*range(step, count, step), count) if ends is None else ends:
             if end - bounds[-1] > step and last > bounds[-1]:
                 bounds.append(last)
             last = end
-        return [slice(*x) for x in pairwise([*bounds, count]) if x[0] < x[1]]
+        return [slice(*x) for x in pairwise([*bounds, count]) if x[0] < x[1]] or [slice(0, 0)]
 
     def make_buffer(self, chunks: list[slice]) -> torch.Tensor:
         """Memory for the logits of any chunk."""
-        return self.hidden.new_empty(max((x.stop - x.start for x in chunks), default=0), len(self.weight))
+        return self.hidden.new_empty(max(x.stop - x.start for x in chunks), len(self.weight))
 
     def take(self, part: slice, buffer: torch.Tensor) -> tuple[torch.Tensor, TokenProblem]:
         """The hidden states of a chunk, 0 where masked, and its logits with what belongs to them."""
@@ -54,12 +59,11 @@ class LinearTokens(NamedTuple):
         hidden = hidden if mask is None else hidden.masked_fill((mask == 0)[:, None], 0)  # what is masked may be NaN
         logits = torch.mm(hidden, self.weight.t(), out=buffer[: len(hidden)])
         logits = logits if self.bias is None else logits.add_(self.bias)
-        return hidden, TokenProblem(logits, self.tokens[part], mask, self.temperature)
+        return hidden, TokenProblem(logits, self.tokens[part], mask, self.temperature, self.split)
 
     def evaluate(self, chunks: list[slice], has_entropy: bool, use: Callable[..., None] | None = None) -> TokenResults:
         """The results of all chunks; `use` is called with those of each while its logits are there."""
-        buffer, backend = self.make_buffer(chunks), choose_backend(self.backend, self.hidden.device)
-        found = [TokenProblem(buffer[:0], self.tokens[:0], None, self.temperature).allocate_results(has_entropy)]
+        buffer, backend, found = self.make_buffer(chunks), choose_backend(self.backend, self.hidden.device), []
         for part in chunks:
             rows, problem = self.take(part, buffer)
             found.append(run_backend(problem, has_entropy, backend))
@@ -70,13 +74,17 @@ class LinearTokens(NamedTuple):
 
 
 class LinearGradients:
-    """Sums over chunks of the gradients by hidden states, weight and bias that are wanted, in float32 or wider."""
+    """Sums over chunks of the gradients by hidden states, weight and bias that are wanted.
 
-    def __init__(self, call: LinearTokens, wanted: Sequence[bool]) -> None:
-        self.call, self.precision = call, find_precision((call.hidden,))
+    Of several chunks, and where a factor follows, those of the layer are float32 or wider.
+    """
+
+    def __init__(self, call: LinearTokens, wanted: Sequence[bool], is_wide: bool) -> None:
+        self.call, self.has_weight = call, wanted[1]
+        self.by_weight: Stream = None
+        self.dtype = find_precision((call.hidden,)) if is_wide else call.hidden.dtype
         self.by_hidden = torch.empty_like(call.hidden) if wanted[0] else None
-        self.by_weight = torch.zeros_like(call.weight, dtype=self.precision) if wanted[1] else None
-        self.by_bias = call.weight.new_zeros(len(call.weight), dtype=self.precision) if wanted[2] else None
+        self.by_bias = call.weight.new_zeros(len(call.weight), dtype=self.dtype) if wanted[2] else None
 
     def add(
         self, part: slice, rows: torch.Tensor, problem: TokenProblem, results: TokenResults, upstream: Sequence[Stream]
@@ -87,21 +95,18 @@ class LinearGradients:
         slopes = differentiate_tokens(*given)
         if self.by_hidden is not None:
             torch.mm(slopes, self.call.weight, out=self.by_hidden[part])
-        if self.by_weight is not None:
-            add_product(self.by_weight, slopes, rows)
+        if self.has_weight:
+            self.by_weight = add_product(self.by_weight, slopes, rows, self.dtype)
         if self.by_bias is not None:
-            self.by_bias += slopes.sum(0, dtype=self.precision)
+            self.by_bias += slopes.sum(0, dtype=self.dtype)
 
     def finish(self, factor: float | torch.Tensor | None = None) -> list[Stream]:
-        """The sums, times a factor, in the dtype of the hidden states.
-
-        With a factor, those of float16 are float32: they may leave the range of float16 before a loss is scaled.
-        """
-        dtype, sums = self.call.hidden.dtype, (self.by_hidden, self.by_weight, self.by_bias)
-        if factor is not None:
-            sums = tuple(None if x is None else x.to(self.precision).mul_(factor) for x in sums)  # type: ignore[assignment]
-            dtype = torch.float32 if dtype == torch.float16 else dtype
-        return [None if x is None else x.to(dtype) for x in sums]
+        """The sums, perhaps times a factor, in float32 or wider then; those by hidden states over all parts."""
+        sums = [self.by_hidden, self.by_weight, self.by_bias]
+        sums = sums if factor is None else [None if x is None else x.to(self.dtype).mul_(factor) for x in sums]
+        if sums[0] is not None and self.call.split is not None:
+            distributed.all_reduce(sums[0], group=self.call.split.group)
+        return sums
 
 
 class LinearFunction(torch.autograd.Function):
@@ -127,17 +132,21 @@ class LinearFunction(torch.autograd.Function):
         if by_log_probs is None and by_entropy is None:
             return None, None, None, None, None
         call = LinearTokens(hidden, weight, bias, tokens, mask, *ctx.call)
-        chunks, sums = call.list_chunks(), LinearGradients(call, ctx.needs_input_grad)
+        chunks = call.list_chunks()
+        sums = LinearGradients(call, ctx.needs_input_grad, len(chunks) > 1)
         buffer = call.make_buffer(chunks)
         for part in chunks:
             numbers = [None if x is None else x[part] for x in (*results, by_log_probs, by_entropy)]
             sums.add(part, *call.take(part, buffer), TokenResults(*numbers[:4]), numbers[4:])  # type: ignore[arg-type]
-        return *sums.finish(), None, None
+        del buffer
+        return *(None if x is None else x.to(hidden.dtype) for x in sums.finish()), None, None
 
 
-def add_product(total: torch.Tensor, slopes: torch.Tensor, hidden: torch.Tensor) -> None:
-    """Add slopesᵀ·hidden to sums of all chunks; on a GPU, products are not rounded to half precision before."""
-    if slopes.is_cuda and total.dtype != slopes.dtype:
-        torch.addmm(total, slopes.t(), hidden, out_dtype=total.dtype, out=total)
-    else:
-        total += torch.mm(slopes.t(), hidden)
+def add_product(total: Stream, slopes: torch.Tensor, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Add slopesᵀ·hidden to a sum, if there is one; on a GPU, no product is rounded to half precision before."""
+    if slopes.is_cuda and dtype != slopes.dtype:
+        if total is None:
+            return torch.mm(slopes.t(), hidden, out_dtype=dtype)
+        return torch.addmm(total, slopes.t(), hidden, out_dtype=dtype, out=total)
+    product = torch.mm(slopes.t(), hidden)
+    return product.to(dtype) if total is None else total.add_(product)

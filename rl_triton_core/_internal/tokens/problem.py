@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,6 +23,8 @@ class TokenProblem:
     mask: Stream
     """[...]: what is 0 is neither read nor differentiated. Or None."""
     temperature: float
+    split: Any = None
+    """The `Part` of the vocabulary that the logits are of, or None; with one, tokens of others are −1."""
 
     @property
     def dtype(self) -> torch.dtype:

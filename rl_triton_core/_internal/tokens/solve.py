@@ -6,6 +6,7 @@ Calls that torch.compile is tracing go through two custom operators, one for eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -57,6 +58,9 @@ def finish_tokens(
 
 def run_backend(problem: TokenProblem, has_entropy: bool, backend: Backend) -> TokenResults:
     """Compute by a backend. Tokens in host memory are checked."""
+    if problem.split is not None:
+        own = replace(problem, split=None, tokens=problem.tokens.clamp(min=0))
+        return problem.split.join(problem, run_backend(own, has_entropy, backend))  # type: ignore[no-any-return]
     if needs_host(problem.logits.device):
         results = run_backend(copy_problem_to_host(problem), has_entropy, backend)
         return TokenResults(*(None if x is None else x.to(problem.logits.device) for x in results))  # type: ignore[arg-type]

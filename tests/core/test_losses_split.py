@@ -8,7 +8,7 @@ from test_losses_linear import draw, solve_exactly, weigh
 from torch import distributed
 
 from rl_triton_core import available_backends
-from rl_triton_core._internal.tokens import split
+from rl_triton_core._internal.arguments import groups
 from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs, token_log_probs
 
 SIZES = {(0, 1): (10, 27), (0, 1, 2): (5, 20, 12)}  # of the parts, by the ranks that have them
@@ -57,8 +57,8 @@ def compute(rank, group, sizes, backends):
     own, about, found = slice(start, start + sizes[rank]), {"group": group, "first": start}, {}
     logits, tokens, mask = make_logits()
     layer, reference = draw(shape=SHAPE, size=SIZE), draw(shape=SHAPE, size=SIZE, seed=1)
-    gather, calls = split.gather_rows, []
-    split.gather_rows = lambda *args: (calls.append(1), gather(*args))[1]
+    gather, calls = groups.gather_rows, []
+    groups.gather_rows = lambda *args: (calls.append(1), gather(*args))[1]
     for backend in backends:
         options = {**about, "backend": backend, "temperature": 0.7, "entropy": True}
         for _ in range(3):  # the third would repeat what the second has recorded
@@ -81,7 +81,7 @@ def compute(rank, group, sizes, backends):
                 results = linear_grpo_loss(*leaves[:2], ids, None, torch.arange(5.0), **kwargs, kl_coef=0.1)[:1]
                 results[0].backward()
             found[backend, name] = *(x.detach() for x in results), *(x.grad for x in leaves)
-    split.gather_rows = gather
+    groups.gather_rows = gather
     return found
 
 

@@ -10,7 +10,7 @@ from processes import GLOO, run_ranks
 from torch import distributed
 
 from rl_triton_core import available_backends, normalize_advantages
-from rl_triton_core._internal.moments import rule as rules
+from rl_triton_core._internal.arguments import groups
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
@@ -397,8 +397,8 @@ def make_share(case, rank):
 def run_rank(rank, backends, kind):
     """One rank: every case on every backend, and what went wrong with bad input."""
     device = torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu")
-    gather, calls = rules.all_gather, []
-    rules.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
+    gather, calls = groups.all_gather, []
+    groups.all_gather = lambda *args, **kwargs: (calls.append(1), gather(*args, **kwargs))[1]
     results = {}
     for backend in backends:
         for case in CASES:
@@ -412,7 +412,7 @@ def run_rank(rank, backends, kind):
         results[backend, "alone"] = by_itself.cpu(), normalize_advantages(*streams, backend=backend).cpu()
         results[backend, "not a member"] = describe_error(streams[0], alone[1 - rank])
     results["requires grad"] = describe_error(torch.ones(3, device=device, requires_grad=True), "world")
-    rules.all_gather = gather
+    groups.all_gather = gather
     if kind == "gloo":
         function = torch.compile(lambda x: normalize_advantages(x, group="world"), fullgraph=True, backend="aot_eager")
         results["compiled"] = function(make_share("plain", rank)[0])

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import distributed
 
+from rl_triton_core._internal.arguments import groups
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.equations.primitives import safe_sqrt, select
 
@@ -77,18 +77,6 @@ def view_as_matrices(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor] | No
 
 EPSILON_MODES = ("add", "floor", "variance")
 
-all_gather: Any = getattr(distributed, "all_gather_single", None) or getattr(
-    distributed, "all_gather_into_tensor", None
-)
-"""Of one tensor per rank into one; torch 2.13 has renamed it."""
-
-
-def gather_rows(own: torch.Tensor, group: Any) -> torch.Tensor:
-    """Gather the row of each rank, in their order."""
-    every = own.new_empty((distributed.get_world_size(group), own.shape[1]))
-    all_gather(every, own, group=group)
-    return every
-
 
 def check_rule(correction: Any, epsilon: Any, epsilon_mode: Any) -> Rule:
     """Check the numbers of the rule by which elements are normalised."""
@@ -105,19 +93,5 @@ def make_exchange(group: Any, differentiable: bool) -> Exchange | None:
             "group: got one together with advantages that require grad, expected them detached, "
             "since no gradient crosses ranks"
         )
-    own = check_group(group)
-    return None if own is None else partial(gather_rows, group=own)
-
-
-def check_group(group: Any) -> Any:
-    """The group of processes that is meant, of which this one must be a member; None without one."""
-    if group is None:
-        return None
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise ValueError(f"group: got {group!r} without torch.distributed, expected it initialised, or None")
-    group = distributed.group.WORLD if group == "world" else group
-    if not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(
-            f"group: got {group!r}, expected a torch.distributed.ProcessGroup with this process in it, 'world' or None"
-        )
-    return group
+    own = groups.check_group(group)
+    return None if own is None else partial(groups.gather_rows, group=own)

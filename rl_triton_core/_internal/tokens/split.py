@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rl_triton_core._internal.arguments import groups
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.equations.primitives import multiply_or_zero
-from rl_triton_core._internal.moments.rule import check_group, gather_rows
 from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults
 
 
@@ -32,7 +32,7 @@ class Part(NamedTuple):
         """
         own = torch.where(problem.tokens < 0, math.inf, results.log_probs)
         sent = [x for x in (*results[1:3], own, results.entropy) if x is not None]
-        rows = gather_rows(torch.stack(sent).view(1, -1), self.group)
+        rows = groups.gather_rows(torch.stack(sent).view(1, -1), self.group)
         peaks, log_totals, log_probs, *entropies = rows.view(len(rows), len(sent), *problem.tokens.shape).unbind(1)
         peak, is_empty = peaks.amax(0), peaks == -math.inf  # of NaN alone, or without a finite logit
         logs = torch.where(is_empty, peaks, (peaks - peak) / problem.temperature + log_totals)
@@ -63,4 +63,4 @@ def check_part(group: Any, first: Any) -> Part | None:
         raise ValueError(f"first: got {first} with group={group!r}, expected at least 0, and 0 without a group")
     if group is not None and check.is_traced():
         raise ValueError("group: got one under torch.compile, expected None there")
-    return None if group is None else Part(first, check_group(group))
+    return None if group is None else Part(first, groups.check_group(group))

@@ -70,25 +70,6 @@ def test_an_episode_that_ends_starts_anew_in_the_same_step():
     assert final[0, 0] > 2.4 and (obs[:2].abs() <= 0.05).all() and torch.equal(obs[2], final[2])
 
 
-def draw_rollout(steps=23, envs=7):
-    generator = torch.Generator().manual_seed(0)
-    values, rewards, final_values = torch.randn(3, steps, envs, generator=generator)
-    terminated, cut = torch.rand(2, steps, envs, generator=generator) < 0.15
-    truncated = cut & ~terminated
-    empty = torch.zeros(steps, envs)
-    return example.Rollout(empty, empty, empty, values, rewards, terminated, truncated, final_values * truncated)
-
-
-def test_both_arms_give_the_same_advantages():
-    args = example.parse_arguments(["--num-steps", "23"])
-    next_value = torch.randn(7, generator=torch.Generator().manual_seed(1))
-    rollout = draw_rollout()
-    assert rollout.terminated.any() and rollout.truncated.any()
-    want = example.compute_stock_advantages(rollout, next_value, args)
-    got = example.compute_triton_advantages(rollout, next_value, args)
-    torch.testing.assert_close([*got], [*want], rtol=1e-5, atol=1e-5)
-
-
 @pytest.mark.parametrize("env", list(example.ENVIRONMENTS))
 def test_both_arms_train_the_same_agent(env, tmp_path):
     agents = []

@@ -53,6 +53,8 @@ CHANGES = {
     "larger rollout": {"change": partial(resize_rollout, 64)},
     "smaller rollout": {"change": partial(resize_rollout, 16)},
     "clip range of values": set_option("clip_range_vf", lambda progress: 0.01),
+    "coefficient": set_option("ent_coef", 0.5),
+    "bound of gradients": set_option("max_grad_norm", 0.1),
     "target_kl": set_option("target_kl", 1e-5),
     "target_kl that ends": {"target_kl": 1e-5, **set_option("target_kl", None)},
     "batch size": set_option("batch_size", 16),

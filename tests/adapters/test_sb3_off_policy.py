@@ -33,7 +33,6 @@ from torch.distributions import Distribution
 
 from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
-from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.off_policy import average_parameters
@@ -552,25 +551,6 @@ class Counting(torch.nn.ReLU):
     def train(self, mode=True):
         self.calls += 1
         return super().train(mode)
-
-
-@pytest.mark.parametrize("kind", STOCK)
-def test_modes_are_set_as_by_the_policy(kind):
-    policy = make_model(kind).policy
-    modes, network = TrainingModes(policy), policy.q_net if kind is TritonDQN else next(policy.children())
-    for turn, mode in enumerate((True, False, True, False, True)):
-        if turn == 3:
-            network.more = torch.nn.Linear(1, 1)
-        found = []
-        for method in (policy.set_training_mode, modes.set_mode):
-            for i, x in enumerate(policy.modules()):
-                x.training = (i + turn) % 3 == 0
-            method(mode)
-            found.append([x.training for x in policy.modules()])
-        assert found[0] == found[1]
-    with replace_methods(policy, set_training_mode=modes.set_mode):
-        policy.set_training_mode(False)
-    assert {*modes.flags} == {True, False}
 
 
 def test_modes_that_the_user_keeps_are_kept():

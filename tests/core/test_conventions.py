@@ -196,21 +196,6 @@ def assert_same(got, want):
 
 
 @CONVERTERS
-@pytest.mark.parametrize("time_dim", [0, -2])
-def test_layouts_and_strides_give_the_same(name, time_dim):
-    good = make_arguments(name)
-    tensors = {key: good[key] for key in SIGNATURES[name]}
-    views = {key: x.t() if x.ndim == 2 else x for key, x in tensors.items()}
-    strided = {key: x.repeat_interleave(2, 0)[::2] for key, x in views.items()}
-    before = {key: x.clone() for key, x in tensors.items()}
-    for given in (views, strided):
-        results = run_converter(name, **given, time_dim=time_dim)
-        transposed = [x.t() if x is not None and x.ndim == 2 else x for x in results]
-        assert_same(transposed, run_converter(name, **good))
-    assert all(torch.equal(tensors[key], x) for key, x in before.items())
-
-
-@CONVERTERS
 @pytest.mark.parametrize(("num_envs", "num_steps"), [(0, 0), (0, 4), (3, 0), (3, 1), (1, 1), (2, 2)])
 def test_any_size(name, num_envs, num_steps):
     for time_dim in (0, -1):

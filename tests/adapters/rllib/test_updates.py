@@ -1,6 +1,5 @@
 """Updates of learners alone, with fused losses and optimizers and sliced minibatches: RLlib's weights and metrics."""
 
-import copy
 import types
 from functools import partial
 
@@ -20,7 +19,6 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from recorded_graphs import allow_captures
 from updates import POLICY, SPACES, OwnGaussian, build_learner, make_config, own_loss, own_metrics, update_learner
 
-from rl_triton_adapters.common import overrides
 from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
@@ -56,24 +54,6 @@ def test_a_distribution_that_is_changed_after_an_update_counts(change, captured,
             found.append(update_learner(config, "gaussian", 2, learner))
             assert chosen is config or "; RLlib's loss of default_policy (" in learner.describe()
     updates.assert_same_updates(*found)
-
-
-def test_distributions_that_are_made_at_each_call_are_looked_at_once_per_update():
-    """RLlib's example of autoregressive actions makes them; none of them is kept."""
-    learner = build_learner(enable_triton(make_config("several categorical")))
-    make, made = TorchMultiCategorical.get_partial_dist_cls, []
-
-    def choose():
-        made.append(make(space=SPACES["several categorical"], input_lens=[2, 3]))
-        return made[-1]
-
-    module = learner.module[POLICY].unwrapped()
-    module.get_train_action_dist_cls = module.get_exploration_action_dist_cls = choose
-    counts = []
-    for _ in range(3):
-        update_learner(make_config("several categorical"), "several categorical", 1, learner)
-        counts.append((len(overrides.NAMES), len(made)))
-    assert counts[2][0] == counts[1][0] and counts[2][1] - counts[1][1] <= 12
 
 
 @pytest.mark.parametrize("make_own", [own_loss, own_metrics])
@@ -203,34 +183,6 @@ def test_gradients_are_clipped_as_rllib_does(by, clip, value):
         gradients |= {"other": torch.tensor([value], dtype=torch.float64), "none": None}
         found.append((function(gradients, grad_clip=clip, grad_clip_by=by), gradients))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.RMSprop])
-def test_a_fused_optimizer_has_the_checkpoints_of_a_plain_one(kind):
-    """Both ways, in the middle of training."""
-
-    def make_optimizer(fused):
-        optimizer = kind([torch.nn.Parameter(torch.linspace(-1, 1, 7))], lr=0.1)
-        if fused:
-            fuse_optimizer(optimizer)
-        return optimizer
-
-    def make_steps(optimizer, count):
-        (parameter,) = optimizer.param_groups[0]["params"]
-        for _ in range(count):
-            parameter.grad = parameter.detach().square() + 0.1
-            optimizer.step()
-        return parameter
-
-    plain, fused = make_optimizer(False), make_optimizer(True)
-    torch.testing.assert_close(make_steps(fused, 3), make_steps(plain, 3))
-    assert fused.state_dict()["param_groups"] == plain.state_dict()["param_groups"]
-    for source, target in ((plain, make_optimizer(True)), (fused, make_optimizer(False))):
-        with torch.no_grad():
-            target.param_groups[0]["params"][0].copy_(source.param_groups[0]["params"][0])
-        target.load_state_dict(copy.deepcopy(source.state_dict()))
-        assert is_fused(target) == (source is plain)
-        torch.testing.assert_close(make_steps(target, 3), make_steps(source, 3))
 
 
 @pytest.mark.parametrize("is_transposed", [False, True])

@@ -71,44 +71,6 @@ def test_many_updates_are_those_of_rllib(name, monkeypatch):
         assert len(coefficients) > 1 or name != "shared-tanh-schedules"
 
 
-def test_checkpoints_go_both_ways_in_mid_training():
-    space, model, options = SETTINGS["free-deviations-values"]
-    config = make_config(space, model=DefaultModelConfig(**model), **options)
-    stock, ours = build_learner(config), build_learner(enable_triton(config.copy(copy_frozen=False)))
-    update_learner(config, space, 5, stock)
-    update_learner(config, space, 5, ours)
-    state = stock.get_state()
-    stock.set_state(ours.get_state())
-    ours.set_state(state)
-    assert_same_updates(*(update_learner(config, space, 5, x) for x in (stock, ours)), **GROWN)
-    assert ours.describe().endswith("updates are compiled")
-
-
-def test_gradients_that_are_not_finite_are_replaced_and_counted(caplog):
-    """A slot's advantage is NaN: gradients of the actor are, those of the critic are not."""
-    config, results = make_config("categorical"), []
-    for given in (config, enable_triton(config.copy(copy_frozen=False))):
-        learner = build_learner(given)
-        spoil_advantages(learner)
-        with caplog.at_level("WARNING", logger="ray.rllib.rl_triton"):
-            results.append(update_learner(config, "categorical", 3, learner))
-    for want, got in zip(*(x[1].items() for x in results), strict=True):
-        np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-5, err_msg=want[0])
-    counted = [x.getMessage() for x in caplog.records if "minibatches were not finite" in x.getMessage()]
-    assert len(counted) == 3, caplog.text
-
-
-def spoil_advantages(learner):
-    make_batch = learner._make_batch_if_necessary
-
-    def make_spoilt(training_data):
-        batch = make_batch(training_data=training_data)
-        batch.policy_batches[POLICY]["advantages"][2] = torch.nan
-        return batch
-
-    learner._make_batch_if_necessary = make_spoilt
-
-
 def test_several_policies_have_their_own_minibatches_and_draws():
     """With one among them that is not compiled, none is; later they may be."""
     modules = dict.fromkeys(("a", "b"), DefaultPPOTorchRLModule)

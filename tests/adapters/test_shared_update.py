@@ -144,6 +144,21 @@ def test_reasons(monkeypatch):
     assert update.describe("those of the framework") == "updates are those of the framework: a loss of its own"
 
 
+def test_an_update_that_has_failed_is_captured_again_when_asked(monkeypatch):
+    allow_captures(monkeypatch)
+    algorithm = Algorithm()
+    update, plain = algorithm.captured_update, algorithm.update_minibatch
+    update.make_step = lambda indices: plain(indices) * indices.sum().item()
+    with pytest.warns(RuntimeWarning, match="waits for the device"):
+        algorithm.update()
+    update.make_step = plain
+    algorithm.update()
+    assert not update.is_captured
+    update.recapture()
+    algorithm.update()
+    assert update.is_captured and update.step.captured
+
+
 def measure(thing, x):
     return thing.scale * nn.functional.mse_loss(x, compute_target(x)) + thing.offset
 

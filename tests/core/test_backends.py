@@ -193,22 +193,14 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         rewards, values, other = torch.randn(3, 40, 1500)
         done, mask = torch.rand(2, 40, 1500) < torch.tensor([0.1, 0.8])[:, None, None]
         flags = {"terminated": done, "truncated": done, "mask": mask}
-        ratios = {"log_ratios": other, "expected_next_q": values}
-
-        def gae(backend):
-            return compute_gae(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)[0]
-
-        def retrace(backend):
-            return compute_retrace(rewards, values, **flags, **ratios, backend=backend)[0]
-
-        def returns(backend):
-            return compute_lambda_returns(rewards, values, **flags, bootstrap_values=other, time_dim=0, backend=backend)
-
-        def forward(backend):
-            return linear_recurrence(rewards, values, reverse=False, backend=backend)
-
-        def backward(backend):  # of the same types
-            return linear_recurrence(rewards, values, reverse=True, backend=backend)
+        ratios, ends = {"log_ratios": other, "expected_next_q": values}, {"bootstrap_values": other, "time_dim": 0}
+        calls = [
+            lambda backend: compute_gae(rewards, values, **flags, **ends, backend=backend)[0],
+            lambda backend: compute_retrace(rewards, values, **flags, **ratios, backend=backend)[0],
+            lambda backend: compute_lambda_returns(rewards, values, **flags, **ends, backend=backend),
+            lambda backend: linear_recurrence(rewards, values, reverse=False, backend=backend),
+            lambda backend: linear_recurrence(rewards, values, reverse=True, backend=backend),  # of the same types
+        ]
 
         def in_a_fork(calls):
             child = os.fork()
@@ -221,7 +213,6 @@ def test_variants_compiled_by_different_processes_work_together(tmp_path):
         def kept():
             return {path: path.stat().st_mtime_ns for path in Path(os.environ["NUMBA_CACHE_DIR"]).rglob("*.nb*")}
 
-        calls = [gae, retrace, returns, forward, backward]
         for call in calls:
             before = kept()
             in_a_fork([call])

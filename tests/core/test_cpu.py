@@ -10,7 +10,7 @@ import torch
 from llvmlite.binding import get_host_cpu_features
 from processes import run_python
 
-from rl_triton_core import compute_episodic_prefix_sum, compute_gae, compute_vtrace, set_fast_path
+from rl_triton_core import compute_gae, compute_vtrace, set_fast_path
 from rl_triton_core.extending import Recurrence, check_layout, solve
 
 cpu = pytest.importorskip("rl_triton_core._internal.scan.cpu")
@@ -106,20 +106,6 @@ def test_a_ratio_that_is_nan_stays_nan():
     rest = {"bootstrap_values": 0.0, "time_dim": 0, "backend": "cpu"}
     targets = compute_vtrace(torch.ones(4, 33), torch.ones(4, 33), log_ratios=ratios, **rest)[0]
     assert targets[2, 5].isnan() and targets[:, :5].isfinite().all()
-
-
-def test_more_lanes_than_a_block():
-    """A block begins anew, backward and forward, with a mask and without."""
-    given = make_rollout(num_envs=2500)
-    plain = {name: x for name, x in given.items() if name not in ("mask", "gamma")}
-    for arguments in (given, plain):
-        got = compute_gae(**arguments, time_dim=0, backend="cpu")
-        alone = compute_gae(**{name: x[:, 1020:1030] for name, x in arguments.items()}, time_dim=0, backend="cpu")
-        assert all(torch.equal(x[:, 1020:1030], y) for x, y in zip(got, alone, strict=True))
-    rewards, done = given["rewards"], given["terminated"]
-    got = compute_episodic_prefix_sum(rewards, done, time_dim=0, backend="cpu")
-    alone = compute_episodic_prefix_sum(rewards[:, 1020:1030], done[:, 1020:1030], time_dim=0, backend="cpu")
-    assert torch.equal(got[:, 1020:1030], alone)
 
 
 LOOKAHEAD = Recurrence(

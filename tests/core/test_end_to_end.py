@@ -45,13 +45,6 @@ def test_shares_bounds_and_speed_ups():
     assert rows["stock", "share"].median == pytest.approx(100 * share, rel=1e-4)
 
 
-def test_a_step_that_takes_no_time_reaches_the_bound():
-    (times, _), *_ = random_times(rounds=1)
-    without = [{**found, "total": found["rest"], "advantages": 0.0} for found in times]
-    rows = make_rows([run.Entry("stock", times=times), run.Entry("ours", times=without)])
-    assert rows["ours", "speed-up"].median == pytest.approx(rows["stock", "bound"].median, rel=1e-4)
-
-
 def test_a_part_interrupts_the_one_around_it(monkeypatch):
     """A second passes between any two moments."""
     ticks = count()

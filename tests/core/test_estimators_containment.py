@@ -186,21 +186,6 @@ def test_final_values(target, estimator, kind, mask_mode):
             assert same_bits(got[~reach], expected[~reach])
 
 
-@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
-def test_edges(target, estimator):
-    """The value behind one row, NaN, in an array for all rows."""
-    case = random_case(estimator, 5, 8, truncated=None, bootstrap_values=np.arange(5.0))
-    forms = (lambda edge: edge, lambda edge: Sparse([], [], [], edge))
-    clean = [run_case(case.replace(bootstrap_values=form(np.arange(5.0))), target) for form in forms]
-    ids, read = number_case_trajectories(case), find_readable(case)["bootstrap_values"]
-    for n, (form, want) in itertools.product(range(5), zip(forms, clean, strict=True)):
-        edge = np.where(np.arange(5) == n, np.nan, np.arange(5.0))
-        reach = torch.as_tensor((ids == ids[n, -1]) & read[n, -1])
-        for got, expected in zip(run_case(case.replace(bootstrap_values=form(edge)), target), want, strict=True):
-            assert got[reach].isnan().all()
-            assert same_bits(got[~reach], expected[~reach])
-
-
 @pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
 def test_a_zero_discount_contains_like_a_termination(target, estimator):
     """Once at a step inside the rollout, once at a truncation, once at the rollout's end; in every form."""

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import learning, report, results
+from benchmarks import learning, report
 from benchmarks.results import ROOT, Result, make_row
 
 
@@ -62,20 +62,6 @@ def test_a_machine_is_described_by_its_hardware_versions_and_commits():
         report.describe_machine("gpu", found) == f"2 x A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
     )
     assert report.describe_machine("cpu", found).startswith("B; ")
-
-
-def test_the_headline_is_what_the_file_has():
-    """Medians over turns, with their quartiles."""
-    for machine in report.read_machines("calls_headline"):
-        text = " ".join(report.describe_speed(machine).split())
-        rows = results.select_rows(
-            report.read_machines("calls_headline")[machine].rows, estimator="gae", num_envs=4096, truncated=False
-        )
-        (ours,) = results.select_rows(rows, "ours", "full")
-        assert f"takes {ours.median:.1f} [{ours.low:.1f}, {ours.high:.1f}] µs per call" in text
-        for arm, name in {"compiled_scan": "a compiled scan", "flat_triton": "a flat Triton kernel"}.items():
-            (row,) = results.select_rows(rows, arm, "over ours")
-            assert f"{row.median:.2f}× faster than {name} [{row.low:.2f}, {row.high:.2f}]" in text
 
 
 def test_learning_curves_of_several_seeds():

@@ -174,24 +174,6 @@ def test_actions_may_have_another_dtype(space, dtype, monkeypatch):
     assert_updates_of_rllib(make_config(space), space)
 
 
-def test_coefficients_are_inputs(monkeypatch):
-    """A graph that read them where RLlib keeps them would not see them change."""
-    config = make_config("categorical", entropy_coeff=0.01)
-    learner = build_captured(config, "cpu", monkeypatch)
-    step = learner.triton_update.find_step()
-    update = step.function
-
-    def update_without_looking(*args):
-        with monkeypatch.context() as patch:
-            for name in ("entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"):
-                patch.setattr(learner, name, None)
-            return update(*args)
-
-    step.function = update_without_looking
-    update_learner(config, "categorical", 1, learner)
-    assert step.captured
-
-
 OF_THE_PROCESS = {"scale": 1.0}
 
 

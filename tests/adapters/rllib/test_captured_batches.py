@@ -2,7 +2,6 @@
 
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -13,10 +12,8 @@ pytest.importorskip("ray.rllib")
 
 import updates
 from ray.rllib.algorithms.appo import APPOConfig
-from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
-from ray.rllib.core.rl_module.apis import SelfSupervisedLossAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
@@ -24,7 +21,7 @@ from recorded_graphs import allow_captures
 from small import running_ray, small, train_algorithm
 from updates import KINDS, POLICY, WITH_VTRACE, assert_updates_of_rllib, build_learner, make_config, update_learner
 
-from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton
+from rl_triton_adapters.rllib import enable_triton
 
 LENGTHS = (30, 40, 29), (30, 40, 20), (30, 40, 29)  # of the episodes of several updates, and again those of the first
 SCHEDULES = {"entropy_coeff": [[0, 0.1], [300, 0.01]], "lr": [[0, 1e-2], [300, 1e-3]]}
@@ -85,39 +82,6 @@ def test_several_learners_are_not_captured(name, monkeypatch):
     assert learner.triton_update.find_obstacles()[0] == "several learners have batches of different shapes"
 
 
-class HalvedGradients(IMPALATorchLearner):
-    def compute_gradients(self, *args, **kwargs):
-        return {key: 0.5 * x for key, x in super().compute_gradients(*args, **kwargs).items()}
-
-
-class BehindOurs(TritonIMPALATorchLearner, HalvedGradients):
-    pass
-
-
-class OwnLoss(DefaultPPOTorchRLModule, SelfSupervisedLossAPI):
-    """Its metric is a mean over updates."""
-
-    def compute_self_supervised_loss(self, *, learner, module_id, **kwargs):
-        loss = learner.compute_loss_for_module(module_id=module_id, **kwargs)
-        learner.metrics.log_value((module_id, "mine"), loss.item(), reduce="mean")
-        return loss
-
-
-@pytest.mark.parametrize(
-    "reason", ["HalvedGradients has its own compute_gradients (", "a module has a loss of its own"]
-)
-def test_steps_that_may_do_anything_are_not_captured(reason, monkeypatch):
-    allow_captures(monkeypatch)
-    config = make_config("categorical", "IMPALA")
-    if reason.startswith("Halved"):
-        config.learners(learner_class=BehindOurs)
-    else:
-        config.rl_module(rl_module_spec=RLModuleSpec(module_class=OwnLoss))
-    learner = build_learner(enable_triton(config))
-    assert f"updates are accelerated without a graph: {reason}" in learner.describe()
-    update_learner(config, "categorical", learner=learner)
-
-
 @pytest.mark.parametrize("name", WITH_VTRACE)
 def test_a_vtrace_in_the_place_of_rllibs_counts(name, monkeypatch):
     module = sys.modules[KINDS[name][0].__module__]
@@ -173,29 +137,6 @@ def test_losses_outlast_the_next_update(device, monkeypatch):
         numbers.append(losses[-1].item())
     assert learner.triton_update.find_step().captured
     assert [loss.item() for loss in losses] == numbers and len(set(numbers)) == 3
-
-
-def test_a_state_is_set_after_a_capture(monkeypatch):
-    """As a restored checkpoint's by the main thread: the capture would put back what was there before."""
-    allow_captures(monkeypatch)
-    config = make_config("categorical", "IMPALA")
-    learner = build_learner(enable_triton(config))
-    saved, step, answers = learner.get_state(), learner.triton_update.find_step(), []
-    saved["rl_module"][POLICY] = {name: weight + 1 for name, weight in saved["rl_module"][POLICY].items()}
-    update = step.function
-    with ThreadPoolExecutor(1) as pool:
-
-        def restore_and_update(*args):
-            if not answers:
-                answers.append(pool.submit(learner.set_state, saved))
-            return update(*args)
-
-        step.function = restore_and_update
-        update_learner(config, "categorical", 1, learner=learner)
-        answers[0].result(60)
-    assert step.captured
-    for name, weight in learner.module[POLICY].get_state().items():
-        np.testing.assert_allclose(weight, saved["rl_module"][POLICY][name], atol=1.1 * config.lr)  # a step follows
 
 
 @pytest.mark.gpu

@@ -110,27 +110,12 @@ CALLS = {  # functions and their arguments, first the one by which a gradient is
         compute_ppo,
         {"first": NETWORK, "policy": losses.Categorical, "actions": torch.tensor([0, 1, 2, 3, 1]), **MINIBATCH},
     ),
-    "Gaussian PPO": (
-        compute_ppo,
-        {"first": NETWORK, "log_std": X[5, 0, :4], "policy": losses.Gaussian, "actions": X[1, :, :4], **MINIBATCH},
-    ),
-    "Bernoulli PPO": (
-        compute_ppo,
-        {"first": NETWORK, "policy": losses.Bernoulli, "actions": ENDS[0, :, :4].float(), **MINIBATCH},
-    ),
     "GRPO": (losses.grpo_loss, {"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0]}),
     "GRPO, sequences": (
         losses.grpo_loss,
         {
             **{"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": 2 * ENDS[0].long()},
             **{"aggregation": "sequence-mean", "normalizer": torch.tensor(3)},
-        },
-    ),
-    "GSPO": (
-        losses.grpo_loss,
-        {
-            **{"log_probs": X[0], "old_log_probs": X[1], "advantages": VALUES, "mask": ENDS[0], "weights": X[2].abs()},
-            **{"ratio": "sequence", "normalizer": torch.tensor(3)},
         },
     ),
     "tokens": (losses.token_log_probs, {"logits": X[0], "tokens": (2 * X[1, :, 0].abs()).long(), "entropy": True}),

@@ -351,16 +351,6 @@ def test_everything_is_compiled_when_the_model_is_made():
     assert built > 0 and learned == 0
 
 
-def test_another_optimizer_is_found():
-    model = TritonPPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device="cpu", **OPTIONS).learn(64)
-    model.policy.optimizer = torch.optim.SGD(model.policy.parameters(), lr=0.1)
-    model.learn(64)
-    assert model.policy.optimizer.state_dict()["state"] == {} and model.describe() == "updates are compiled"
-    model.policy.optimizer = torch.optim.Adagrad(model.policy.parameters(), lr=0.1)
-    model.learn(64)
-    assert "not compiled: Adagrad is none" in model.describe() and model.policy.optimizer.state_dict()["state"]
-
-
 def make_copy(ours):
     """A copy of a model, which learns what its original does."""
     again = copy.deepcopy(ours)

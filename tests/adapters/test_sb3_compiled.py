@@ -200,14 +200,3 @@ def test_an_update_that_was_not_compiled_leaves_the_next_ones_compiled():
 def test_coefficients_that_are_no_numbers(name, make):
     _, ours = learn_both("cartpole", "cpu", change=lambda model: setattr(model, name, make(torch.tensor(0.5))))
     assert f"{name} is a {type(make(torch.tensor(0.5))).__name__}" in ours.describe()
-
-
-def shorten_rollouts(model):
-    model.n_steps = 16
-    numbers = {name: getattr(model, name) for name in ("gamma", "gae_lambda", "n_envs")}
-    model.rollout_buffer = model.rollout_buffer_class(16, model.observation_space, model.action_space, **numbers)
-
-
-def test_another_buffer_by_the_class_of_the_first():
-    stock, ours = learn_both("cartpole", "cpu", change=shorten_rollouts)
-    assert isinstance(ours.rollout_buffer, stock.rollout_buffer_class)

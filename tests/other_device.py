@@ -102,6 +102,7 @@ CALLS = {  # functions and their arguments, first the one by which a gradient is
     "sums of integers": (ours.compute_episodic_prefix_sum, {"x": (10 * X[0]).long(), "dones": ENDS[0]}),
     "linear recurrence": (ours.linear_recurrence, {"alpha": X[:3], "beta": X[3:], "reverse": False}),
     "normalised": (ours.normalize_advantages, {"advantages": X[0], "mask": ENDS[0]}),
+    "normalised by group": (losses.group_normalize, {"rewards": ROW, "groups": torch.arange(9) % 4}),
     "PPO": (
         compute_ppo,
         {"first": ROW, "policy": losses.LogProbs, "old_log_probs": OLD, "advantages": ADVANTAGES, **MORE},

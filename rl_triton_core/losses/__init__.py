@@ -4,6 +4,7 @@ from rl_triton_core._internal.loss.arguments import Normalization
 from rl_triton_core._internal.loss.problem import PPOLoss
 from rl_triton_core._internal.loss.solve import get_gradients
 from rl_triton_core._internal.tokens.problem import TokenLogProbs
+from rl_triton_core.losses.group import group_normalize
 from rl_triton_core.losses.grpo import grpo_loss
 from rl_triton_core.losses.linear import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.losses.policies import Bernoulli, Categorical, Gaussian, LogProbs, MultiCategorical, Policy
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "TokenLogProbs",
     "get_gradients",
+    "group_normalize",
     "grpo_loss",
     "linear_grpo_loss",
     "linear_token_log_probs",

@@ -27,7 +27,7 @@ PAGES = [
 ]
 MODULES = ["normalization"]
 MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "traces", "linear")]
-MODULES += [f"losses.{name}" for name in ("ppo", "grpo")]
+MODULES += [f"losses.{name}" for name in ("ppo", "grpo", "group")]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -184,6 +184,13 @@ for name in ("env", "time"):
     add_slots("FinalValues", follow_values, {"rewards": draw(*SHAPE)}, (*INTEGERS, *UNSIGNED), index, VECTOR_LAYOUTS)
 
 WITH_BACKEND = list(SLOTS)
+REWARDS = draw(*SHAPE)
+for mode in ("mean-std", "mean", "leave-one-out"):
+
+    def normalize_groups(target, groups, mode=mode):
+        return [losses.group_normalize(REWARDS, groups, mode=mode)]
+
+    SLOTS[f"group_normalize, {mode}"] = Slot("groups", draw_integers(4, *SHAPE), INTEGERS, normalize_groups)
 for converter, kinds in SIGNATURES.items():
     given = make_arguments(converter, *SHAPE)
     for name, kind in kinds.items():

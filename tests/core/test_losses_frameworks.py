@@ -12,7 +12,7 @@ from test_estimators_transforms import check_one_compilation
 from torch._dynamo.testing import CompileCounter
 
 from rl_triton_core import compute_discounted_returns, compute_gae, normalize_advantages
-from rl_triton_core.losses import Categorical, LogProbs, grpo_loss, ppo_loss
+from rl_triton_core.losses import Categorical, LogProbs, group_normalize, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "tokens.md"
@@ -98,11 +98,8 @@ def read_methods():
 def test_methods(method):
     x, (advantages, options) = make_batch(), read_methods()[method]
     names = {function.__name__: partial(function, backend="reference") for function in FUNCTIONS}
-    groups = x.scores.view(-1, 2)
-    centred = groups - groups.mean(1, keepdim=True)
     names |= {
-        "centred": centred,
-        "standardised": centred / (groups.std(1, keepdim=True) + 1e-6),
+        "group_normalize": group_normalize,
         "rewards": x.rewards,
         "values": x.values,
         "mask": x.mask,

@@ -1,13 +1,15 @@
 """GRPO over rows, masks and packed sequences, and rewards relative to their group."""
 
 import itertools
+import math
 
+import numpy as np
 import oracles_losses as oracle
 import pytest
 import torch
 from losses_cases import close
 
-from rl_triton_core.losses import grpo_loss
+from rl_triton_core.losses import group_normalize, grpo_loss
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
@@ -164,6 +166,14 @@ BAD = {
     "log_probs: got shape .* expected .num_tokens.": lambda: grpo_loss(X, X, X, cu_seqlens=torch.tensor([0, 2])),
     "normalizer: got dtype torch.complex64": lambda: grpo_loss(X, X, X, normalizer=torch.tensor(1j)),
     "normalizer: got -1": lambda: grpo_loss(X, X, X, normalizer=-1),
+    "groups: got 4": lambda: group_normalize(X, 4),
+    "groups: got 0": lambda: group_normalize(X, 0),
+    "groups: got float": lambda: group_normalize(X, 2.0),
+    "groups: got shape": lambda: group_normalize(X, torch.tensor([0])),
+    "groups: got dtype": lambda: group_normalize(X, X),
+    "mode: got 'median'": lambda: group_normalize(X, 2, mode="median"),
+    "correction: got -1": lambda: group_normalize(X, 2, correction=-1),
+    "epsilon: got nan": lambda: group_normalize(X, 2, epsilon=math.nan),
 }
 
 
@@ -171,3 +181,54 @@ BAD = {
 def test_bad_arguments(message):
     with pytest.raises((TypeError, ValueError), match=message):
         BAD[message]()
+
+
+def relative(rewards, groups, mode, correction, epsilon):
+    """Group by group, in exact sums."""
+    result = [0.0] * len(rewards)
+    for group in set(groups):
+        r = [x for x, g in zip(rewards, groups, strict=True) if g == group]
+        mean = math.fsum(r) / len(r)
+        for i, x in enumerate(rewards):
+            if groups[i] != group:
+                continue
+            if mode == "mean":
+                result[i] = x - mean
+            elif mode == "leave-one-out":
+                result[i] = x - (math.fsum(r) - x) / (len(r) - 1) if len(r) > 1 else x
+            elif len(r) > correction:
+                std = math.sqrt(math.fsum((y - mean) ** 2 for y in r) / (len(r) - correction))
+                result[i] = (x - mean) / (std + epsilon) if std + epsilon else 0.0
+            else:
+                result[i] = x
+    return torch.tensor(result, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("mode", ["mean-std", "mean", "leave-one-out"])
+def test_groups(mode):
+    for (correction, epsilon), kind in itertools.product([(1, 1e-6), (0, 0.5), (1, 0)], (1, np.int64(4), "ids")):
+        check_groups(mode, correction, epsilon, kind)
+
+
+def check_groups(mode, correction, epsilon, kind):
+    g = torch.Generator().manual_seed(0)
+    rewards = torch.randn(3, 8, generator=g)
+    rewards[0, :4] = 2.5  # all equal
+    ids = torch.randint(-3, 4, (3, 8), generator=g) * 10**12 if kind == "ids" else kind
+    flat = ids.flatten().tolist() if kind == "ids" else [i // kind for i in range(24)]
+    options = {"mode": mode, "correction": correction, "epsilon": epsilon}
+    got = group_normalize(rewards, ids, **options)
+    want = relative(rewards.flatten().double().tolist(), flat, **options)
+    assert got.dtype == torch.float32
+    assert_close(got.flatten(), want, rtol=2e-7)
+    assert_close(group_normalize(rewards.double(), ids, **options).flatten(), want, rtol=1e-13)
+
+
+def test_groups_keep_to_themselves():
+    """A NaN spoils its group alone, a large mean costs no digits, and no reward is no group."""
+    rewards = torch.tensor([1.0, math.nan, 1e8, 1e8 + 8, 3.0])
+    for groups in (torch.tensor([7, 7, 2, 2, 9]), torch.tensor([7, 7, 2, 2, 2])[:4]):
+        got = group_normalize(rewards[: len(groups)], groups, mode="mean")
+        assert got[:2].isnan().all() and got[2:4].tolist() == [-4.0, 4.0]
+    empty = torch.zeros(0)
+    assert group_normalize(empty, 3).shape == group_normalize(empty, empty.int()).shape == (0,)

@@ -14,13 +14,16 @@ Raises, all of them: TypeError where an argument's type or dtype is wrong, Value
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from rl_triton_core._internal.arguments import validation as check
 from rl_triton_core._internal.arguments.validation import FLAG_DTYPES, REAL_DTYPES, RolloutLayout
+from rl_triton_core.boundaries import FinalValues
 
 __all__ = ["Boundaries", "from_cleanrl", "from_gymnasium_same_step"]
 
@@ -32,7 +35,7 @@ class Boundaries(NamedTuple):
     """Departure flags, bool: the step ended in a terminal state."""
     truncated: torch.Tensor | None
     """Departure flags, bool: the step was cut off although its state has a future."""
-    bootstrap_values: torch.Tensor
+    bootstrap_values: torch.Tensor | FinalValues
     """V(s_{t+1}), before any reset, at truncations and at the rollout's end."""
     mask: torch.Tensor | None
     """False where a step is no transition of any episode. Leave these out of the loss too."""
@@ -43,7 +46,7 @@ class Boundaries(NamedTuple):
 def from_gymnasium_same_step(
     terminated: torch.Tensor,
     truncated: torch.Tensor,
-    final_values: torch.Tensor,
+    final_values: torch.Tensor | FinalValues,
     next_value: torch.Tensor,
     *,
     time_dim: int = -1,
@@ -60,7 +63,8 @@ def from_gymnasium_same_step(
     Args:
         terminated: The flags that `step` returned, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
         truncated: The flags that `step` returned beside them, shaped like `terminated`.
-        final_values: V(final observation), shaped like `terminated`; read at truncated steps only.
+        final_values: V(final observation) at truncated steps: shaped like `terminated` (read there only), or
+            `FinalValues` without a `last_value`. A truncated step left out of these yields NaN.
         next_value: V of the observation after the rollout, one per environment; not read where the last step is done.
         time_dim: The time dimension of per-step tensors: -1 or 1, 0 or -2.
 
@@ -72,11 +76,17 @@ def from_gymnasium_same_step(
     """
     layout = check_flag_layout("terminated", terminated, time_dim)
     check.check_per_step("truncated", truncated, layout, FLAG_DTYPES)
-    check.check_per_step("final_values", final_values, layout)
-    cut, edge, dim = truncated.bool(), check_per_env("next_value", next_value, layout), layout.time_dim
-    at_end = (torch.arange(layout.num_steps, device=layout.device) == layout.num_steps - 1).unsqueeze(1 - dim)
-    following = torch.where(at_end & ~cut, edge.unsqueeze(dim), final_values)
-    return Boundaries(terminated.bool(), cut, following, None, time_dim)
+    cut, edge = truncated.bool(), check_per_env("next_value", next_value, layout)
+    given: Any = final_values
+    if isinstance(given, torch.Tensor):
+        check.check_per_step("final_values", given, layout)
+    elif not isinstance(given, FinalValues):
+        got = type(given).__name__
+        raise TypeError(f"final_values: got {got}, expected a torch.Tensor or FinalValues")
+    elif given.last_value is not None:
+        got = check.describe_type(given.last_value)
+        raise ValueError(f"final_values.last_value: got {got}, expected None, since next_value is the last value")
+    return Boundaries(terminated.bool(), cut, merge_cut_values(final_values, cut, edge, layout), None, time_dim)
 
 
 def from_cleanrl(
@@ -127,3 +137,14 @@ def check_per_env(
     flat: torch.Tensor = tensor.flatten() if tensor.ndim == 2 and 1 in tensor.shape else tensor
     check.check_shape(name, flat, (layout.num_envs,), "[num_envs]", layout.device)
     return flat
+
+
+def merge_cut_values(
+    final: torch.Tensor | FinalValues, truncated: torch.Tensor, last_value: torch.Tensor, layout: RolloutLayout
+) -> torch.Tensor | FinalValues:
+    """Take `final` where truncated, `last_value` at the rollout's end otherwise."""
+    dim = layout.time_dim
+    at_end = (torch.arange(layout.num_steps, device=layout.device) == layout.num_steps - 1).unsqueeze(1 - dim)
+    if isinstance(final, FinalValues):
+        return replace(final, last_value=torch.where((at_end & truncated).any(dim), math.nan, last_value))
+    return torch.where(at_end & ~truncated, last_value.unsqueeze(dim), final)

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from rl_triton_core import compute_gae
+from rl_triton_core import FinalValues, compute_gae
 from rl_triton_core import conventions as conv
 
 if importlib.util.find_spec("gymnasium"):
@@ -64,18 +65,29 @@ def assert_as_walked(got, want, mask=None, rtol=1e-12):
     np.testing.assert_allclose(got.numpy(), np.where(walked, want, 0.0), rtol=rtol, atol=rtol)
 
 
+def make_sparse(window, time_dim):
+    """Values of the final observations at truncated steps alone."""
+    time, env = np.nonzero(window.truncated)
+    return FinalValues(t(env), t(time), t(real.value(window.final_obs[time, env])))
+
+
+def make_dense(window, time_dim):
+    return t(real.value(window.final_obs), time_dim)
+
+
 @skip_without("gymnasium")
+@pytest.mark.parametrize("form", [make_dense, make_sparse], ids=["dense", "sparse"])
 @pytest.mark.parametrize("time_dim", [0, -1, 1, -2])
 @pytest.mark.parametrize("mode", ["SAME_STEP", "DISABLED"])
 @pytest.mark.parametrize("name", NAMES)
-def test_gymnasium_with_final_observations_apart(name, mode, time_dim):
+def test_gymnasium_with_final_observations_apart(name, mode, time_dim, form):
     ends_done = 0
     for window, recorders in list_windows(name, mode):
         ends_done += window.truncated[-1].sum()
         boundaries = conv.from_gymnasium_same_step(
             t(window.terminated, time_dim),
             t(window.truncated, time_dim),
-            t(real.value(window.final_obs), time_dim),
+            form(window, time_dim),
             t(real.value(window.next_obs)),
             time_dim=time_dim,
         )
@@ -143,9 +155,10 @@ def test_arrival_flags_by_hand():
     assert_is(got, (0, 1, 0, 1), None, edge(9.0), None)
 
 
-def test_a_truncated_step_without_a_final_value_is_loud():
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_a_truncated_step_without_a_final_value_is_loud(form):
     """Also at the window's end, where the next value is that of the next episode."""
-    nothing = numbers(math.nan, math.nan, math.nan)
+    nothing = numbers(math.nan, math.nan, math.nan) if form == "dense" else FinalValues([], [], [])
     for trunc, loud in ((flags(1, 0, 0), [True, False, False]), (flags(0, 0, 1), [True] * 3)):
         boundaries = conv.from_gymnasium_same_step(flags(0, 0, 0), trunc, nothing, edge(7.0))
         assert torch.isnan(compute_advantages(numbers(1, 1, 1), numbers(1, 1, 1), boundaries)).tolist() == [loud]
@@ -250,6 +263,14 @@ def test_errors_name_the_argument(name, key, kind):
     if not first:
         assert_refused(ValueError, good.to("meta"), "got device meta", "expected cpu")
     assert_refused(TypeError, None, "got NoneType", "Tensor")
+
+
+def test_final_values_with_an_edge_are_refused():
+    kwargs = make_arguments("from_gymnasium_same_step")
+    final = FinalValues([0], [1], [2.0])
+    conv.from_gymnasium_same_step(**kwargs | {"final_values": final})
+    with pytest.raises(ValueError, match=r"^final_values.last_value: got float, expected None, since next_value"):
+        conv.from_gymnasium_same_step(**kwargs | {"final_values": replace(final, last_value=0.0)})
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda code: "+".join(re.findall(r"(?:from|approximate)_\w+", code)))

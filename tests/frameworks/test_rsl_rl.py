@@ -5,6 +5,7 @@ import sys
 from copy import deepcopy
 from inspect import signature
 from itertools import count, pairwise
+from tempfile import mkdtemp
 
 import pytest
 import torch
@@ -17,11 +18,17 @@ from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_a
 from process_state import interrupt
 from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
-from rsl_rl.modules import EmpiricalNormalization, distribution
 from rsl_rl.runners import OnPolicyRunner
 from two_processes import SETUPS, TWO_GPUS, check_training
 
+try:
+    from rsl_rl.modules import EmpiricalNormalization, distribution
+except ImportError:  # RSL-RL 3 and 4
+    distribution = None
+IS_OLDER = distribution is None
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
+if "eval" in getattr(OnPolicyRunner, "_construct_algorithm", PPO.update).__code__.co_names:
+    OURS = "__import__('rl_triton_adapters.rsl_rl').rsl_rl.TritonPPO"
 NETWORK = {"class_name": "MLPModel", "hidden_dims": [16], "activation": "elu"}
 VARIANTS = {  # settings of the algorithm, and of its networks
     "default": ({}, {}),
@@ -79,6 +86,9 @@ EXTENSIONS = {
     "mixed precision, gru": (MIXED, RECURRENT),
 }
 VARIANTS |= EXTENSIONS if HAS_EXTENSIONS else {}
+if IS_OLDER:
+    VARIANTS = {name: x for name, x in VARIANTS.items() if name in ("default", "per minibatch", "fixed rate")}
+    VARIANTS |= {"normalized observations": ({}, {"obs_normalization": True}), "gru": (SHORT, RECURRENT)}
 LONG = ("gru", "mirror loss and rnd")
 
 
@@ -96,10 +106,23 @@ def make_runner(class_name, variant="default", device="cpu", network=None, seed=
         "critic": {name: x for name, x in network.items() if name != "distribution_cfg"},
         "algorithm": {"class_name": class_name, **changes, **algorithm},
     }
+    if IS_OLDER:
+        config |= make_older_networks(network)
     env = TensorEnv("cartpole", 12, device, seed=seed)
     env.unwrapped, env.step_dt = env, 1.0  # as environments of Isaac Lab, for random network distillation
     env.episode_length_buf = torch.arange(12) % 8 + 490.0
-    return OnPolicyRunner(env, deepcopy(config), device=device)  # which takes names out of it, up to 5.4
+    folder = mkdtemp() if IS_OLDER else None  # where 3.0 to 3.3 write to without being asked
+    return OnPolicyRunner(env, deepcopy(config), folder, device=device)  # which takes names out of it, up to 5.4
+
+
+def make_older_networks(network):
+    """Those of RSL-RL 4, and the policy of 3."""
+    policy = {"class_name": "ActorCritic" + "Recurrent" * ("rnn_type" in network), "activation": "elu"}
+    policy |= {name: x for name, x in network.items() if name.startswith("rnn_")}
+    for role in ("actor", "critic"):
+        policy |= {f"{role}_hidden_dims": [16], f"{role}_obs_normalization": network.get("obs_normalization", False)}
+    groups = {name: ["state"] for name in ("policy", "actor", "critic")}
+    return {"policy": policy, "actor": network | {"stochastic": True}, "critic": network, "obs_groups": groups}
 
 
 def train(runner, iterations, seed=1):
@@ -113,7 +136,8 @@ def train(runner, iterations, seed=1):
 
 
 def compare(got, want, rtol, atol):
-    for ours, stock in ((got.alg.actor, want.alg.actor), (got.alg.critic, want.alg.critic)):
+    names = ("actor", "critic") if hasattr(want.alg, "actor") else ("policy",)
+    for ours, stock in ([getattr(x.alg, name) for x in (got, want)] for name in names):
         for (name, x), y in zip(ours.state_dict().items(), stock.state_dict().values(), strict=True):
             torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -127,7 +151,7 @@ def fill_storage(alg, scale):
     time_outs = storage.dones * (torch.rand(storage.dones.shape, generator=generator) < 0.5)
     storage.rewards += alg.gamma * storage.values * time_outs
     with torch.no_grad():
-        for parameter in alg.critic.parameters():
+        for parameter in (alg.critic if hasattr(alg, "critic") else alg.policy.critic).parameters():
             parameter.mul_(scale)
 
 
@@ -161,7 +185,7 @@ def test_training(variant, captured, monkeypatch):
     assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in variant else 1e-5)
-    if captured:
+    if captured and not IS_OLDER:
         step = ours.alg._rl_triton.step
         assert step.graphs.captures == 1 and step.graphs.replays > 0 and not step.reason
 
@@ -171,7 +195,8 @@ def test_training(variant, captured, monkeypatch):
 def test_each_observation_is_counted_once(class_name):
     """Whether the package counts them step by step or after the rollout; where a graph reads them."""
     runner = make_runner(class_name, "normalized observations")
-    normalizer = runner.alg.actor.obs_normalizer
+    alg = runner.alg
+    normalizer = alg.actor.obs_normalizer if hasattr(alg, "actor") else alg.policy.actor_obs_normalizer
     places = [x.data_ptr() for x in normalizer.buffers()]
     train(runner, 3)
     assert normalizer.count == 3 * 8 * 12
@@ -313,7 +338,7 @@ if HAS_EXTENSIONS:
 if "grad_reduce_bucket_mb" in signature(PPO).parameters:
     IN_PROCESSES["buckets"] = {"grad_reduce_bucket_mb": 4e-4}
 OWN = ["losses"]
-if "is_initialized" not in EmpiricalNormalization.update.__code__.co_names:  # up to RSL-RL 5.4
+if IS_OLDER or "is_initialized" not in EmpiricalNormalization.update.__code__.co_names:  # up to RSL-RL 5.4
     OWN += ["normalizer._"]
 
 

@@ -17,8 +17,10 @@ def explain_version(problem: str, distribution: str, needed: str) -> ImportError
 
 
 def explain_import(module: str, error: ImportError, distribution: str, needed: str, extra: str = "") -> ImportError:
-    """The error of an adapter whose framework cannot be imported; `extra` of this package installs it."""
+    """The error of an adapter whose framework is not there, or too old; `extra` of this package installs it."""
+    is_absent = isinstance(error, ModuleNotFoundError) and "." not in str(error.name)
+    problem = "could not import it" if is_absent else "which lacks what the adapter calls"
     return ImportError(
-        f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, could not import it "
-        f"({error}): pip install rl-triton-core[{extra or distribution}]"
+        f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, {problem} ({error}): "
+        f"pip install rl-triton-core[{extra or distribution}]"
     )

@@ -5,12 +5,13 @@ One line of the training configuration turns it on, and another one off again:
     algorithm["class_name"] = "rl_triton_adapters.rsl_rl:TritonPPO"
     algorithm["enabled"] = False
 
-Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
+Minibatches, random numbers, logs and checkpoints are those of RSL-RL. Of RSL-RL 3 and 4, advantages alone are replaced.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 from rl_triton_adapters.common.check import with_check
@@ -24,14 +25,15 @@ from rl_triton_core.capture import keep_buffers
 try:
     from rsl_rl.algorithms import PPO
 
-    from rl_triton_adapters.rsl_rl.step import PACKAGES, UPDATE_NORMALIZES, Update
+    from rl_triton_adapters.rsl_rl.older import PACKAGES, RETURNS_KEEP_STATE, UPDATE_NORMALIZES, OwnUpdate
+
+    Update: Any = OwnUpdate
+    if find_spec("rsl_rl.modules.distribution"):
+        from rl_triton_adapters.rsl_rl.step import Update
 except ImportError as error:
-    raise explain_import(__name__, error, "rsl-rl-lib", "5.0.1", "rsl-rl") from error
+    raise explain_import(__name__, error, "rsl-rl-lib", "3.0.0", "rsl-rl") from error
 
 __all__ = ["TritonPPO"]
-
-RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
-"""Whether `compute_returns` gives a recurrent critic its hidden state back, as RSL-RL does from 5.4 on."""
 
 
 class TritonPPO(PPO, Described):
@@ -72,10 +74,12 @@ class TritonPPO(PPO, Described):
 
     def compute_returns(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
         """Fill in the storage's returns and advantages; time-outs are in the rewards already, as in `PPO`."""
-        if not self.enabled or find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO):
+        storage, own = self.storage, find_override(self, ["compute_returns"], PACKAGES, behind=TritonPPO)
+        if not self.enabled or own or find_override(storage, ["compute_returns"], PACKAGES):
             return super().compute_returns(obs, *args, **kwargs)
-        storage, hidden_state = self.storage, self.critic.get_hidden_state()
-        last_values = self.critic(obs).detach()
+        hidden_state = self.critic.get_hidden_state() if RETURNS_KEEP_STATE else None
+        evaluate = self.policy.evaluate if hasattr(self, "policy") else self.critic
+        last_values = evaluate(obs).detach()
         if RETURNS_KEEP_STATE:
             self.critic.reset(hidden_state=hidden_state)
         rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))

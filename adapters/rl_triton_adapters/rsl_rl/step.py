@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 
 from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
 from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find_reason
+from rl_triton_adapters.rsl_rl.older import PACKAGES, UPDATE_NORMALIZES
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 
@@ -22,10 +23,6 @@ from rsl_rl.modules import RNN
 from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
 INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")  # may be annealed; graphs keep others
-PACKAGES = ("rsl_rl",)
-UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
-"""Whether observations are counted for normalisation by `update`, of the whole rollout, as RSL-RL does from 5.5 on.
-Before, `process_env_step` counts them."""
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
 """What a step reads of the storage, besides the parameters of distributions."""
 gather_inputs = MLPModel.get_latent  # which a recurrent model's own calls

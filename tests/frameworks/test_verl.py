@@ -15,6 +15,8 @@ import torch
 
 verl = pytest.importorskip("verl")
 
+from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402
+from verl.models.transformers.monkey_patch import patch_forward_with_backends  # noqa: E402
 from verl.protocol import DataProto  # noqa: E402
 from verl.trainer.config import AlgoConfig  # noqa: E402
 from verl.trainer.ppo import core_algos  # noqa: E402
@@ -33,7 +35,7 @@ LOSSES = {name: x for name, x in adapter.LOSSES.items() if name in core_algos.PO
 STOCK_LOSSES = {name: core_algos.POLICY_LOSS_REGISTRY[name] for name in LOSSES}
 if VERSION < (0, 9, 1):  # a GSPO that reads no `loss_agg_mode`
     del LOSSES["gspo"]
-MODULES = core_algos, torch_functional
+MODULES = core_algos, torch_functional, *(adapter._find_module(name) for name in adapter.LINEAR)
 BATCH, LENGTH = 6, 40
 
 
@@ -222,6 +224,63 @@ def test_the_gradient_takes_the_memory_of_logits_that_are_given_up():
     assert leaf.grad is not None
 
 
+def make_model(dtype):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
+    config = Qwen2Config(**sizes, num_attention_heads=2, num_key_value_heads=1, tie_word_embeddings=True)
+    return Qwen2ForCausalLM(config).to(dtype)
+
+
+@pytest.mark.parametrize("ours", ["torch", "triton"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_with_fused_kernels_is_that_of_verl(ours, dtype, monkeypatch):
+    """Its own backend "triton" asks for a GPU."""
+    tokens, results, calls = torch.randint(50, (3, 20), generator=torch.Generator().manual_seed(0)), [], []
+    linear = adapter.linear_token_log_probs
+    monkeypatch.setattr(
+        adapter, "linear_token_log_probs", lambda *args, **options: calls.append(1) or linear(*args, **options)
+    )
+    for backend in ("torch", ours):
+        model = make_model(dtype)
+        kept = type(model).forward
+        patch_forward_with_backends(model, use_fused_kernels=True, fused_kernels_backend=backend)
+        try:
+            found = model(input_ids=tokens, temperature=0.7, return_dict=True)
+        finally:
+            type(model).forward = kept
+        log_probs, entropy = found.log_probs.view(3, 20), found.entropy.view(3, 20)
+        (log_probs.square().sum() + entropy.float().sum()).backward()
+        assert log_probs.dtype == torch.float32 or not calls  # verl's own before 0.8
+        results.append([log_probs.float().detach(), entropy.float().detach(), *(x.grad for x in model.parameters())])
+        adapter.install()
+    adapter.uninstall()
+    assert len(calls) == 1
+    rtol = 0.03 if dtype == torch.bfloat16 else 1e-5
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, want, rtol=rtol, atol=rtol * want.abs().max().item())
+
+
+@pytest.mark.parametrize("name", adapter.LINEAR)
+def test_what_hidden_states_are_asked_for_besides_is_verls(name, monkeypatch):
+    """Temperatures of tokens, reductions and groups of several ranks."""
+    asked, kind = [], type("Stock", (), {"apply": lambda *given: asked.append(given)})
+    stock = kind if name == "FusedLinearForPPOFunction" else kind.apply
+    monkeypatch.setattr(adapter._find_module(name), name, stock)
+    monkeypatch.setattr(adapter, "_compare", lambda *_: "")
+    adapter.install()
+    place = getattr(adapter._find_module(name), name)
+    call, group = getattr(place, "apply", place), type("Group", (), {"size": lambda self: 2})()
+    given = torch.randn(5, 4), torch.randn(7, 4), torch.tensor([0, 6, 2, 3, 1])
+    for more in [(torch.ones(5),), *([] if hasattr(place, "apply") else [(1.0, "mean"), (1.0, "none", group)])]:
+        asked.clear()
+        call(*given, *more)
+        assert asked[0][: len(given) + len(more)] == (*given, *more)
+    call(*given, 1.0)
+    assert len(asked) == 1
+    adapter.uninstall()
+    assert getattr(adapter._find_module(name), name) is stock
+
+
 def extract_function(name, path, names):
     """A function of an installed file whose other imports are not wanted here."""
     tree = ast.parse(Path(path).read_text())
@@ -361,8 +420,8 @@ def test_a_function_that_takes_other_arguments_is_left_out(monkeypatch, caplog):
 
 def test_a_version_in_which_all_differ_is_refused(monkeypatch):
     change_numbers(monkeypatch, *(x for x in FUNCTIONS if x not in adapter.TOKENS))
-    for name in adapter.TOKENS:
-        monkeypatch.setattr(torch_functional, name, lambda other: other)
+    for name in adapter.PLACES:
+        monkeypatch.setattr(adapter._find_module(name), name, lambda other: other)
     with pytest.raises(RuntimeError, match="core_algos.compute_gae_advantage_return has other results"):
         adapter.install()
 

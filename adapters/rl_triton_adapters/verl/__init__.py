@@ -7,8 +7,9 @@ One environment variable turns them on, in every process of a run, and another k
 
 Where this package is installed, ``RL_TRITON=1`` turns them on too, through verl's plugins. Either way the advantages of
 `ESTIMATORS` are computed here, wherever verl computes them, and so are the policy losses of `LOSSES`, and
-log-probabilities and entropies from logits. ``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the
-policy loss of vanilla. All else is verl's own. Each process logs one line that says what it computes with.
+log-probabilities and entropies from logits, or from hidden states with ``use_fused_kernels``.
+``actor_rollout_ref.actor.policy_loss.loss_mode=triton`` asks for the policy loss of vanilla. All else is verl's own.
+Each process logs one line that says what it computes with.
 
 Functions are called like verl's, with `backend` as a further argument.
 """
@@ -20,6 +21,8 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -30,12 +33,11 @@ from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number
-from rl_triton_core.losses import grpo_loss, token_log_probs
+from rl_triton_core.losses import grpo_loss, linear_token_log_probs, token_log_probs
 
 try:
     import verl
     from verl.trainer.ppo import core_algos
-    from verl.utils import torch_functional
     from verl.workers.config import ActorConfig
 except ImportError as error:
     raise explain_import(__name__, error, "verl", "0.7.1") from error
@@ -197,6 +199,64 @@ def entropy_from_logits_with_chunking(
     return entropy_from_logits(logits, backend=backend)
 
 
+# -- from hidden states, with `use_fused_kernels` ----------------------------------------------------------------------
+
+
+def fused_linear(
+    hidden_states: torch.Tensor,
+    vocab_weights: torch.Tensor,
+    input_ids: torch.Tensor,
+    temperature: float = 1.0,
+    chunk_size: int = 512,
+    *,
+    backend: str | None = None,
+) -> Any:
+    """Log-probabilities, float32, and entropies, shaped like `input_ids`, as of verl's backend "torch".
+
+    The logits are made chunk by chunk, and again for the gradient; `chunk_size` is not read. A weight that is shared
+    out, and a temperature per token, are verl's own.
+    """
+    if not _is_plain(vocab_weights, temperature):
+        return _get_stock("FusedLinearForPPOFunction").apply(
+            hidden_states, vocab_weights, input_ids, temperature, chunk_size
+        )
+    options: dict[str, Any] = {"temperature": temperature, "entropy": True, "backend": backend}
+    log_probs, entropy = linear_token_log_probs(hidden_states, vocab_weights, input_ids, **options)
+    return log_probs.float(), entropy.to(hidden_states.dtype)
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    temperature: float = 1.0,
+    reduction: str = "none",
+    dist_process_group: Any = None,
+    *,
+    backend: str | None = None,
+) -> Any:
+    """The same, flat and in float32, as of verl's backend "triton".
+
+    Reductions, and groups of several ranks, whose hidden states get the gradient of a part alone, are verl's own.
+    """
+    is_part = dist_process_group is not None and dist_process_group.size() > 1
+    if is_part or reduction != "none" or not _is_plain(weight, temperature):
+        given = hidden, weight, labels, temperature, reduction, dist_process_group
+        return _get_stock("linear_cross_entropy")(*given)
+    options: dict[str, Any] = {"temperature": temperature, "entropy": True, "backend": backend}
+    return tuple(linear_token_log_probs(hidden.flatten(0, -2), weight, labels.flatten(), **options))
+
+
+def _is_plain(weight: torch.Tensor, temperature: Any) -> bool:
+    """Whether a weight is all here, and one temperature is that of all tokens."""
+    return type(weight) in (torch.Tensor, torch.nn.Parameter) and isinstance(temperature, (int, float))
+
+
+def _get_stock(name: str) -> Any:
+    """The function of verl's whose place ours took."""
+    return next((x for _, key, _, x in _replaced if key == name), None) or getattr(_find_module(name), name)
+
+
 # -- aggregation -------------------------------------------------------------------------------------------------------
 
 
@@ -239,6 +299,16 @@ ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage
 _of_logits = logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking
 TOKENS: dict[str, Callable[..., torch.Tensor]] = {x.__name__: x for x in _of_logits}
 """The same of functions of logits, which are in no registry."""
+LINEAR: dict[str, Callable[..., Any]] = {
+    "FusedLinearForPPOFunction": fused_linear,
+    "linear_cross_entropy": linear_cross_entropy,
+}
+"""The same of what makes the logits itself; verl calls `apply` of the first."""
+PLACES = dict.fromkeys(TOKENS, "verl.utils.torch_functional") | {
+    "FusedLinearForPPOFunction": "verl.utils.experimental.torch_functional",
+    "linear_cross_entropy": "verl.utils.kernel.linear_cross_entropy",
+}
+"""The modules of these."""
 
 
 _replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
@@ -246,10 +316,10 @@ _replaced: list[tuple[dict[str, Any], str, Any, Any]] = []
 
 
 def install(*, backend: str | None = None) -> None:
-    """Let verl compute what `ESTIMATORS`, `LOSSES` and `TOKENS` name here, in this process, and add the loss "triton".
+    """Let verl compute what the tables of this module name, in this process, and add the loss "triton".
 
-    Functions of `verl.trainer.ppo.core_algos` and `verl.utils.torch_functional` are replaced, as attributes of the
-    module and in its registry, and one line is logged. A module that imported one by name before keeps verl's. A second
+    Functions of `verl.trainer.ppo.core_algos` and of `PLACES` are replaced, as attributes of the module and in its
+    registry, and one line is logged. A module that imported one by name before keeps verl's. A second
     call changes nothing but the backend. Arguments and, on a small batch, numbers of both are compared: functions that
     differ stay verl's own, with a warning each, as GSPO does before 0.9.1.
     With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
@@ -277,8 +347,9 @@ def install(*, backend: str | None = None) -> None:
         for name, ours in same.items():
             bound = ours if backend is None else partial(ours, backend=backend)
             if name != LOSS_NAME:
-                _replace(vars(_find_module(name)), ours.__name__, bound)
-            if name not in TOKENS:
+                value = SimpleNamespace(apply=bound) if ours is fused_linear else bound
+                _replace(vars(_find_module(name)), name if name in PLACES else ours.__name__, value)
+            if name not in PLACES:
                 of_losses, of_estimators = core_algos.POLICY_LOSS_REGISTRY, core_algos.ADV_ESTIMATOR_REGISTRY
                 _replace(of_losses if name in LOSSES else of_estimators, name, bound)
     except BaseException:
@@ -312,15 +383,19 @@ def _replace(place: dict[str, Any], name: str, ours: Any) -> None:
 
 
 def _find_module(name: str) -> Any:
-    """Where verl's function is."""
-    return torch_functional if name in TOKENS else core_algos
+    """Where verl's function is; None where this cannot be imported."""
+    try:
+        return import_module(PLACES[name]) if name in PLACES else core_algos
+    except ImportError:
+        return None
 
 
 def _find_same_functions() -> dict[str, Callable[..., Any]]:
     """Find what of verl's may be replaced, by which function, and warn of what differs."""
     same, different = {}, []
-    for name, ours in {**ESTIMATORS, **LOSSES, **TOKENS}.items():
-        attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else ours.__name__
+    for name, ours in {**ESTIMATORS, **LOSSES, **TOKENS, **LINEAR}.items():
+        usual = name if name in PLACES else ours.__name__
+        attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else usual
         if stock := getattr(module := _find_module(name), attribute, None):
             if difference := _compare(name, ours, stock):
                 place = f"{module.__name__.rpartition('.')[2]}.{attribute}"
@@ -337,11 +412,13 @@ def _find_same_functions() -> dict[str, Callable[..., Any]]:
 def _compare(name: str, function: Callable[..., Any], stock: Callable[..., Any]) -> str:
     """Say that one of verl's functions takes other arguments than ours, or gives other numbers for three responses.
 
-    Those of logits are not called: with flash-attn, verl's take tensors of a GPU alone.
+    Those of logits and hidden states are not called: with flash-attn, verl's take tensors of a GPU alone.
     """
-    got, ours = (list(inspect.signature(x).parameters) for x in (stock, function))
-    expected = [x for x in ours if x != "backend"]
-    if got != expected or name in TOKENS:
+    stock = getattr(getattr(stock, "__self__", stock), "forward", stock)  # of a `torch.autograd.Function`
+    got, expected = (
+        [y for y in inspect.signature(x).parameters if y not in ("ctx", "backend")] for x in (stock, function)
+    )
+    if got != expected or name in PLACES:
         return "" if got == expected else f"takes {got}, expected {expected}"
     generator = torch.Generator().manual_seed(0)
     rewards, values, log_prob = torch.randn(3, 3, 6, generator=generator, dtype=torch.float64).unbind()

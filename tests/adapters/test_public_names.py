@@ -3,9 +3,12 @@
 import ast
 import importlib
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from rl_triton_adapters.common.versions import explain_import
 
 FOLDER = Path(__file__).resolve().parents[2] / "adapters" / "rl_triton_adapters"
 ADAPTERS = {".".join(path.relative_to(FOLDER).with_suffix("").parts): path for path in sorted(FOLDER.rglob("*.py"))}
@@ -45,3 +48,14 @@ def test_import_without_a_framework_says_what_to_install(module, package, extra,
         monkeypatch.delitem(sys.modules, name)
     with pytest.raises(ImportError, match=rf"pip install rl-triton-core\[{extra}\]"):
         importlib.import_module(module)
+
+
+def test_a_framework_that_is_too_old_is_told_from_one_that_is_not_there():
+    errors = ImportError("no name"), ModuleNotFoundError("no part", name="torch.a"), ModuleNotFoundError("no", name="a")
+    texts = [str(explain_import("ours", x, "torch", "99", "extra")) for x in errors]
+    assert [", which lacks what the adapter calls (" in x for x in texts] == [True, True, False]
+    start, end = (
+        f"ours needs torch 99 or newer, found torch {version('torch')}, ",
+        ": pip install rl-triton-core[extra]",
+    )
+    assert all(x.startswith(start) and x.endswith(end) for x in texts)

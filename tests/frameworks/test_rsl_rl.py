@@ -19,6 +19,7 @@ from process_state import interrupt
 from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
 from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.storage import RolloutStorage
 from two_processes import SETUPS, TWO_GPUS, check_training
 
 try:
@@ -170,6 +171,15 @@ def test_advantages(variant, scale):
     torch.testing.assert_close(got.returns, want.returns, rtol=1e-5, atol=1e-6 * scale)
     torch.testing.assert_close(got.advantages, want.advantages, rtol=1e-5, atol=1e-5 * unit)
     assert got.advantages.data_ptr() == address  # where a graph reads them
+
+
+@pytest.mark.skipif(not hasattr(RolloutStorage, "compute_returns"), reason="from RSL-RL 4 on, PPO computes them")
+def test_advantages_that_a_program_replaces(monkeypatch):
+    """In the storage, as programs with RSL-RL 1 and 2 do."""
+    alg, calls = make_runner(OURS).alg, []
+    monkeypatch.setattr(RolloutStorage, "compute_returns", lambda *args, **kwargs: calls.append(kwargs))
+    alg.compute_returns(make_runner("PPO").env.get_observations())
+    assert calls == [{"normalize_advantage": True}]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -27,6 +27,7 @@ from rl_triton_adapters.skrl import TritonRunner
 
 Times = dict[str, list[list[float]]]
 PLAIN, BF16, TF32, LSTM, SYMMETRY, RND = "", "bf16", "tf32", "lstm", "symmetry", "random network distillation"
+ZEROED = "lstm, zero_rnn_on_done"
 
 
 class Setting(NamedTuple):
@@ -43,7 +44,7 @@ NAMES = ("rsl_rl", "rl_games", "skrl")
 ALL = [Setting(name, 24, 4096) for name in NAMES]
 VARIANTS = [
     *(ALL[0]._replace(variant=variant) for variant in (BF16, LSTM, SYMMETRY, RND)),
-    *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM)),
+    *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM, ZEROED)),
     ALL[2]._replace(variant=BF16),
     *(x._replace(variant=TF32) for x in (ALL[0], ALL[2])),
     *(x._replace(processes=2) for x in ALL if torch.cuda.device_count() > 1),
@@ -132,6 +133,9 @@ def make_rl_games_update(provider: str, setting: Setting, device: str) -> harnes
     agent = make_rl_games_agent(provider, setting, device)
     if setting.processes > 1:
         agent.multi_gpu, agent.world_size, agent.global_rank = True, setting.processes, distributed.get_rank()
+    if setting.variant == ZEROED:  # episodes end at every step, as where they have begun at different times
+        envs = agent.vec_env.envs
+        envs.elapsed.copy_(envs.time_limit - 1 - torch.arange(setting.num_envs, device=device) % envs.time_limit)
     agent.init_tensors()
     agent.obs = agent.env_reset()
     play = agent.play_steps_rnn if agent.is_rnn else agent.play_steps
@@ -147,10 +151,11 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
     arguments = list_arguments(setting, device, advantages=provider, env="pendulum")
     config = ppo_rl_games.make_config(ppo_rl_games.parse_arguments(arguments))
     config["params"]["network"]["mlp"] |= {"units": HIDDEN, "activation": "elu"}
-    if setting.variant == LSTM:
+    if setting.variant in (LSTM, ZEROED):
         config["params"]["network"]["rnn"] = {"name": "lstm", "units": 256, "layers": 1}
     changes = {"mini_epochs": EPOCHS, "normalize_input": True, "normalize_value": True}
-    changes |= {"mixed_precision": setting.variant == BF16, "zero_rnn_on_done": False, "seq_length": 4}
+    changes |= {"mixed_precision": setting.variant == BF16, "seq_length": 4}
+    changes |= {"zero_rnn_on_done": setting.variant == ZEROED}
     config["params"]["config"] |= changes
     runner = Runner()
     register_agents(runner)

@@ -32,7 +32,7 @@ class Setting(NamedTuple):
     vocabulary: int = 151936
 
 
-SETTINGS = {"cuda": [Setting(8, 1024), Setting(8, 4096)], "cpu": [Setting(4, 128, 2, 256, 32000)]}
+SETTINGS = {"cuda": [Setting(8, 512), Setting(8, 1024), Setting(8, 4096)], "cpu": [Setting(4, 128, 2, 256, 32000)]}
 SETTINGS["quick"] = [Setting(4, 16, 1, 128, 50)]
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(40))]
 

@@ -44,10 +44,9 @@ def compute_log_probs(hidden: Any, weight: Any, bias: Any, tokens: Tensor, tempe
     is_gathered = hasattr(weight, "ds_id")  # by DeepSpeed, for this call alone
     if softcap is not None or not scale > 0 or is_gathered or not {"log_probs", "entropy"}.issuperset(outputs):
         return STOCK[0].apply(hidden, weight, bias, tokens, temperature, *args)
-    kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    hidden, weight, bias = (None if x is None else x.to(dtype) for x in (hidden, weight, bias))
+    weight, bias = (None if x is None else x.to(hidden.dtype) for x in (weight, bias))
     options = {"temperature": temperature / scale, "entropy": "entropy" in outputs}
+    options["chunk"] = 1024  # with more, a step takes as long, and more memory
     return *linear_token_log_probs(hidden, weight, tokens, bias=bias, **options), None, None, None
 
 

@@ -63,16 +63,6 @@ class Rollout(NamedTuple):
     def limits(self):
         return {"truncations": self.truncations, "final_values": self.final_values}
 
-    @property
-    def done(self):
-        return np.concatenate([self.dones[1:], self.next_done[None]]).astype(bool)
-
-    @property
-    def continuations(self):
-        """V(s_{t+1}) before any reset, 0 after terminal transitions."""
-        ahead = np.concatenate([self.values[1:], self.next_value.reshape(1, -1)])
-        return np.where(self.truncations != 0, self.final_values, np.where(self.done, 0, ahead))
-
 
 def random_rollout(num_steps=32, num_envs=3, seed=0, ends=0.25):
     generator = torch.Generator().manual_seed(seed)
@@ -146,14 +136,6 @@ def test_environments_that_reset_in_the_next_step(name, target):
             assert np.array_equal(np.isnan(walked), dones)
             assert_near(gae(*stock, GAMMA, LAMBDA, **given)[:1], [np.nan_to_num(walked)])
     assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
-
-
-def test_truncations_equal_rewards_that_hold_the_final_value():
-    """CleanRL's loop is right about time limits once γ·V(final observation) is in the reward."""
-    rollout = random_rollout()
-    rewards = rollout.rewards + GAMMA * rollout.final_values * rollout.truncations
-    got = gae(*rollout.stock, GAMMA, LAMBDA, **rollout.limits)
-    assert_near(got, run_loop(*to_numpy((rewards, *rollout.stock[1:])), GAMMA, LAMBDA))
 
 
 def test_a_truncation_without_its_done_is_never_silent():

@@ -501,10 +501,6 @@ def test_a_model_can_be_switched_off(monkeypatch, tmp_path):
     assert captured.is_captured and captured._update.step.captured
     with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
         TritonPPO.load(tmp_path / "model", enabled="of")
-    monkeypatch.undo()
-    off = TritonPPO("MlpPolicy", "CartPole-v1", enabled=False, device="cpu", n_steps=8, batch_size=8)
-    assert off._find_update().reason == "switched off" and not off.is_accelerated
-    assert not is_fused(off.policy.optimizer)
 
 
 MAKERS = {

@@ -144,16 +144,6 @@ def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):
     assert [*captured.step.captured.values()] == graphs and len(other.step.captured) == 1
 
 
-def test_gradients_are_those_of_the_last_step(device, trainings):
-    """Graphs of several shapes leave theirs in several places."""
-    for batch in draw_batches(10, device=device):
-        for training in trainings:
-            training.step(*batch, 1.0)
-        got, want = ([x.grad for x in training.model.parameters()] for training in trainings)
-        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
-    assert len(trainings[0].step.captured) == 2
-
-
 def test_a_step_beside_a_graph_has_inputs_of_its_own(monkeypatch):
     """As those of a graph are: a function that changes them changes nothing of the caller's."""
     allow_captures(monkeypatch)

@@ -161,27 +161,22 @@ def test_float32_gradients_are_those_of_float64(target, estimator):
             assert_close(got, want, name=name, rtol=3e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @ALL
-def test_only_the_gradients_asked_for(target, estimator):
+def test_only_the_gradients_asked_for(target, estimator, dtype):
+    """Of the type of the input."""
     case = random_case(estimator, *SHAPE)
     for name in estimator.inputs:
-        call = Call(case, target.device)
+        call = Call(case, target.device, How(dtype=dtype))
         inputs = find_leaves(call, case)
         inputs[name].requires_grad_()
         results = call(target.backend)
         graph = [x for x in results if x.requires_grad]
         assert graph, name
         sum(x.sum() for x in graph).backward()
-        assert inputs[name].grad is not None and inputs[name].grad.shape == inputs[name].shape
+        grad = inputs[name].grad
+        assert grad is not None and grad.shape == inputs[name].shape and grad.dtype == dtype
         assert all(x.grad is None for other, x in inputs.items() if other != name)
-
-
-@ALL
-def test_half_precision_gradients_have_the_type_of_the_input(target, estimator):
-    call = Call(random_case(estimator, *SHAPE), target.device, How(dtype=torch.bfloat16))
-    call.kwargs[estimator.inputs[0]].requires_grad_()
-    sum(x.sum() for x in call(target.backend)).backward()
-    assert call.kwargs[estimator.inputs[0]].grad.dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])

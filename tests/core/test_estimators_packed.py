@@ -184,9 +184,13 @@ def test_the_state_of_an_empty_sequence_is_the_one_before(target, mask_mode, don
     assert state.value.tolist() == [3, 7 if done else 16] and state.done.tolist() == [True, done]
 
 
+@pytest.mark.parametrize("many", [False, True], ids=["long", "many"])
 @ALL
-def test_sequences_longer_than_a_block(target, estimator):
+def test_long_and_many_sequences(target, estimator, many):
+    """Longer than a block, and more than one of them looks through."""
     lengths = (3000, 1, 0, 1500, 17, 1024) if target.compiled else (70, 1, 0, 33, 2)
+    if many:
+        lengths = tuple(np.random.default_rng(0).integers(0, 4, 3000 if target.compiled else 40))
     for valid in (1.0, 0.9):
         case = make_packed_case(estimator, lengths, term=0.005, trunc=0.005, valid=valid)
         check_packed(case, lengths, target)
@@ -201,17 +205,6 @@ def test_several_threads(estimator, monkeypatch):
     lengths = (0, 300, 1, 0, 40, 41, 7, 0)
     case = make_packed_case(estimator, lengths)
     check_packed(case, lengths, SimpleNamespace(backend="cpu", device="cpu", interpreted=False))
-
-
-@ALL
-def test_many_sequences(target, estimator):
-    number = 3000 if target.compiled else 40
-    lengths = tuple(np.random.default_rng(0).integers(0, 4, number))
-    case = make_packed_case(estimator, lengths)
-    got = run_packed(case, lengths, target)
-    alone = [a.expected() for a in split_sequences(case, lengths)]
-    for i, result in enumerate(got):
-        assert_close(result, np.concatenate([a[i][0] for a in alone]))
 
 
 @ALL

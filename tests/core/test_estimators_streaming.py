@@ -67,29 +67,19 @@ def test_two_windows(target, estimator, mask_mode):
 @MODES
 @FORWARD_ONES
 def test_windows_without_a_valid_step(target, estimator, mask_mode):
-    """The state passes through: value and all, and in mode "reset" what follows starts afresh."""
+    """The state passes through: value and all, and in mode "reset" what follows a masked step starts afresh."""
     case = make_streaming_case(estimator, 9, mask_mode=mask_mode)
     mask = np.ones(case.shape, bool)
     mask[:, 3:6] = False
     assert_streams(case.replace(mask=mask), target, [3, 6])
-    nothing = case.map_arrays(lambda x: x[:, :4]).replace(mask=np.zeros((6, 4), bool))
-    (_, state), afresh = stream_case(nothing, target, []), mask_mode == "reset"
-    assert not state.value.any() and state.done.tolist() == [afresh] * 6
-    value, done = np.arange(6.0), np.arange(6) % 2 == 0
-    _, state = stream_case(nothing.replace(state=(value, done)), target, [2])
-    np.testing.assert_array_equal(state.value, value)
-    np.testing.assert_array_equal(state.done, done | afresh)
-
-
-@FORWARD_ONES
-def test_a_window_without_steps(target, estimator):
-    case = make_streaming_case(estimator, 0)
-    _, state = stream_case(case, target, [])
-    assert not state.value.any() and not state.done.any()
-    value, done = np.arange(6.0), np.arange(6) % 2 == 0
-    _, state = stream_case(case.replace(state=(value, done)), target, [])
-    np.testing.assert_array_equal(state.value, value)
-    np.testing.assert_array_equal(state.done, done)
+    for steps in (0, 4):
+        nothing = case.map_arrays(lambda x, steps=steps: x[:, :steps]).replace(mask=np.zeros((6, steps), bool))
+        (_, state), afresh = stream_case(nothing, target, []), mask_mode == "reset" and steps > 0
+        assert not state.value.any() and state.done.tolist() == [afresh] * 6
+        value, done = np.arange(6.0), np.arange(6) % 2 == 0
+        _, state = stream_case(nothing.replace(state=(value, done)), target, [2] * (steps > 0))
+        np.testing.assert_array_equal(state.value, value)
+        np.testing.assert_array_equal(state.done, done | afresh)
 
 
 @pytest.mark.parametrize("time_dim", [-1, 0])

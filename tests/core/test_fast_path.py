@@ -395,13 +395,6 @@ def test_planning_takes_no_memory(monkeypatch):
     assert call(x).device == x.device
 
 
-def test_results_that_may_overlap_the_inputs(recorded):
-    call, launched = recorded
-    x = torch.ones(24)
-    assert call(x.view(4, 6), 0.5, (x[4:9], None)) is plan.NORMAL_PATH
-    assert not launched
-
-
 X, NEW = torch.zeros(8), torch.zeros(8)
 NOT_REPEATED = {  # what a call f(x) was given, what it launched, and its result
     "a tensor from elsewhere": (X, (X, torch.zeros(3), NEW), NEW),
@@ -558,24 +551,6 @@ def test_a_kernel_launched_in_another_order(no_hooks):
     call, x = plan_of_kernel(Other(Launcher(launched, reorder)), [5]), torch.ones(4)
     new = call(x)
     assert launched == [("function", 77, (1, 1, 1), x.data_ptr(), 5, new.data_ptr())]
-
-
-def test_normalisation_records_what_its_kernels_take(monkeypatch):
-    """Arguments in the order of the kernels', and the memory between them."""
-    backend = pytest.importorskip("rl_triton_core._internal.moments.triton", reason="Triton is not installed")
-    x = torch.randn(3, 50)
-    if backend.kernels.moments.__class__.__name__ != "InterpretedFunction":
-        pytest.skip("TRITON_INTERPRET=1 is not set")
-    launches = []
-    monkeypatch.setattr(launch_kernels, "record_kernel", lambda *launch: launches.append(launch))
-    ours.normalize_advantages(x, mask=x > 0, backend="triton")
-    assert len(launches) == 2
-    for launched, kernel in zip(launches, (backend.kernels.moments, backend.kernels.standardize), strict=True):
-        _, grid, arguments, scratch = launched
-        given = dict(zip(kernel.arg_names, arguments, strict=True))
-        assert given["parts"] is scratch
-        assert grid == (1, 1)
-        assert (given["BLOCK_ROWS"], given["BLOCK_COLUMNS"]) == backend.choose_tiles(1, 150)[:2]
 
 
 def test_the_triton_that_is_installed(monkeypatch, no_device):

@@ -275,11 +275,7 @@ def test_packed_rows(launch, masked):
     rewards, values, ends = real()[0], real()[0], flags()[0]
     window = {"cu_seqlens": PACKED.to(DEVICE), "mask": ~flags(0.3)[0] if masked else None}
     check_function(ours.compute_gae, rewards, values, ends, **window, bootstrap_values=0.25)
-
-
-def test_packed_sums(launch):
-    real, flags = draw_window((1, PACKED[-1].item()), "env-major")
-    check_function(ours.compute_episodic_prefix_sum, real()[0], flags()[0], cu_seqlens=PACKED.to(DEVICE))
+    check_function(ours.compute_episodic_prefix_sum, rewards, ends, **window)
 
 
 def test_steps_of_a_single_environment_lie_side_by_side(monkeypatch):

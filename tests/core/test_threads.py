@@ -106,13 +106,9 @@ def count_chunks(monkeypatch, num_threads, shape, time_dim):
 
 @pytest.mark.parametrize(("shape", "time_dim"), [((4096, 128), -1), ((128, 4096), 0)])
 def test_a_large_rollout_is_split(monkeypatch, shape, time_dim):
-    """In several chunks per thread where several were asked for; not at all otherwise."""
+    """In several chunks per thread where several were asked for; not at all otherwise, nor is a small one."""
     pytest.importorskip("numba")
     assert count_chunks(monkeypatch, 1, shape, time_dim) == 0
     assert count_chunks(monkeypatch, 2, shape, time_dim) == 8
     assert count_chunks(monkeypatch, 3, shape, time_dim) == 8, "of some size"
-
-
-def test_a_small_rollout_is_not_split(monkeypatch):
-    pytest.importorskip("numba")
     assert count_chunks(monkeypatch, 8, (128, 64), 0) == 0

@@ -751,18 +751,3 @@ def skip_repeated_tracing(target, is_one_of_few):
     """Tracing does not depend on the backend: all estimators are traced on the one that compiles them in no time."""
     if target.interpreted or (target.backend == "reference" and not is_one_of_few):
         pytest.skip("tracing does not depend on the backend")
-
-
-# --- boundary patterns: bit 0 of a cell is terminated, bit 1 truncated, bit 2 masked ----------------------------------
-
-CELLS = {
-    "two episodes": [0, 0, 1, 0, 0, 0],
-    "truncated": [0, 0, 2, 0, 0, 0],
-    "both flags": [0, 3, 0, 0, 3, 0],
-    "every step": [1, 2, 3, 1, 2, 3],
-    "last step": [0, 2, 0, 0, 0, 1],
-    "masked": [0, 4, 1, 4, 4, 0],
-    "masked and done": [0, 5, 2, 6, 0, 7],
-    "masked at both ends": [4, 0, 2, 0, 1, 4],
-    "no valid step": [4, 5, 6, 7, 4, 4],
-}

@@ -97,15 +97,9 @@ def test_a_copied_buffer_has_flags_of_its_own(replace):
     buffer = replace(TritonRolloutBuffer(12, BOX, DISCRETE, n_envs=5))
     for name in ("rewards", "values", "episode_starts"):
         getattr(buffer, name)[:] = rollout[name]
-    buffer.compute_returns_and_advantage(last_values=rollout["last_values"], dones=rollout["dones"])
+    last_values = rollout["last_values"].requires_grad_()  # they may
+    buffer.compute_returns_and_advantage(last_values=last_values, dones=rollout["dones"])
     assert same_bits(buffer.advantages, want.advantages) and same_bits(buffer.episode_starts, want.episode_starts)
-
-
-def test_last_values_that_require_grad_are_accepted():
-    rollout = random_rollout(8, 2)
-    rollout["last_values"] = rollout["last_values"].requires_grad_()
-    buffer = compute_buffer(TritonRolloutBuffer, BOX, rollout)
-    assert np.isfinite(buffer.advantages).all()
 
 
 def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):

@@ -73,26 +73,36 @@ def test_updates_are_those_without_graphs(change, monkeypatch):
 
 
 KINDS = [torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD]
+KINDS += [partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop]
 
 
+def transpose(x):
+    return x.t().contiguous().t()
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)], ids=["number", "tensor"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lay_out", [lambda x: x.t().contiguous().t(), lambda x: x.mean().expand_as(x)])
-def test_gradients_of_any_strides_are_stepped_with(kind, lay_out):
-    """One kernel for all parameters reads no strides."""
+@pytest.mark.parametrize(
+    ("lay_out", "lay_out_gradient"),
+    [(torch.clone, transpose), (torch.clone, lambda x: x.mean().expand_as(x)), (transpose, torch.clone)],
+    ids=["transposed gradients", "gradients of one number", "transposed weights"],
+)
+def test_tensors_of_any_strides_are_stepped_with(lay_out, lay_out_gradient, kind, rate):
+    """One kernel for all parameters reads no strides, nor rates that are tensors but for Adam's."""
     found = []
     for fuse in (fuse_optimizer, lambda x: None):
         torch.manual_seed(0)
-        weight = torch.randn(3, 5, requires_grad=True)
-        optimizer = kind([weight], lr=0.1)
+        weight = lay_out(torch.randn(3, 5)).requires_grad_()
+        optimizer = kind([weight], lr=rate)
         fuse(optimizer)
         for _ in range(3):
-            weight.grad = lay_out(torch.randn(3, 5))
+            weight.grad = lay_out_gradient(torch.randn(3, 5))
             optimizer.step()
         found.append(weight.detach())
     torch.testing.assert_close(*found)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_parameter_that_is_there_twice_is_stepped_alone(kind):
     """As PyTorch does it one by one: all at once, it is stepped as it happens. That is said once."""
     found = []

@@ -11,7 +11,7 @@ import numpy as np
 import oracles
 import pytest
 import torch
-from cases import How, Sparse, Vector, find_readable, get_endings, get_name, random_case, run_case, same_bits, with_form
+from cases import How, Vector, find_readable, get_endings, get_name, random_case, run_case, same_bits, with_form
 
 POISON = (np.nan, np.inf, -np.inf)
 ALL = pytest.mark.parametrize("estimator", cases.ESTIMATORS, ids=get_name)
@@ -126,23 +126,13 @@ def list_real_inputs(case):
 
 @pytest.mark.covering
 @MODES
-@pytest.mark.parametrize("pattern", cases.CELLS)
-@ALL
-def test_every_cell(target, estimator, pattern, mask_mode):
-    if target.interpreted and pattern not in ("both flags", "masked and done"):
-        pytest.skip("the interpreter takes its time for every row")
-    for case in tell_variants(estimator, [cases.CELLS[pattern]], mask_mode):
-        assert_contained(case, target, list_real_inputs(case), POISON[:1] if target.interpreted else POISON)
-
-
-@MODES
 @ALL
 def test_every_cell_of_every_pattern(target, estimator, mask_mode):
-    """All 4096 windows of four steps; a sample of them, and NaN alone, where that would take long."""
+    """All 4096 windows of four steps; a sample of them where that would take long."""
     cells, poison = np.array(list(itertools.product(range(8), repeat=4))), POISON
     if not target.exhaustive:
-        cells = np.random.default_rng(0).permutation(cells)[: 3 if target.interpreted else 256]
-        poison = POISON[:1]
+        cells = np.random.default_rng(0).permutation(cells)[: 3 if target.interpreted else 128]
+        poison = POISON[:1] if target.interpreted else POISON
     for case in tell_variants(estimator, cells, mask_mode):
         assert_contained(case, target, list_real_inputs(case), poison)
 
@@ -161,29 +151,6 @@ def test_every_cell_of_a_long_window(target, estimator, mask_mode, time_dim):
     assert_contained(
         case, target, list_real_inputs(case)[:3], [np.nan], How(time_dim=time_dim), range(0, num_steps, every)
     )
-
-
-@MODES
-@pytest.mark.parametrize("kind", ["NaN", "missing"])
-@pytest.mark.parametrize("estimator", cases.BOOTSTRAPPED, ids=get_name)
-def test_final_values(target, estimator, kind, mask_mode):
-    """Take one final value away, or make it NaN: its trajectory is NaN up to it, and nothing else changes."""
-    case = random_case(estimator, 4, 15, trunc=0.2, valid=0.8, mask_mode=mask_mode)
-    env, time = np.nonzero(find_readable(case)["bootstrap_values"])
-    value, ids, steps = np.arange(1.0, len(env) + 1), number_case_trajectories(case), np.arange(15)
-
-    def run_with_entries(*entries):
-        return run_case(case.replace(bootstrap_values=Sparse(*(x.tolist() for x in entries))), target)
-
-    want = run_with_entries(env, time, value)
-    for i in range(0, len(env), 3 if target.interpreted else 1):
-        entries = [env, time, np.where(np.arange(len(env)) == i, np.nan, value)]
-        if kind == "missing":
-            entries = [np.delete(x, i) for x in entries]
-        reach = torch.as_tensor((ids == ids[env[i], time[i]]) & (steps <= time[i]))
-        for got, expected in zip(run_with_entries(*entries), want, strict=True):
-            assert got[reach].isnan().all()
-            assert same_bits(got[~reach], expected[~reach])
 
 
 @pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
@@ -235,16 +202,3 @@ def test_a_feature_with_a_bad_decay(target):
     dirty = case.replace(decay=Vector(np.array([0.9, np.nan, 0.1])))
     clean, got = run_case(case, target)[0], run_case(dirty, target)[0]
     assert same_bits(got[..., ::2].contiguous(), clean[..., ::2].contiguous()) and got[:, 1:, 1].isnan().any()
-
-
-@MODES
-@pytest.mark.parametrize("estimator", (*cases.BACKWARD, *cases.FORWARD), ids=get_name)
-def test_masked_cells_mean_nothing(target, estimator, mask_mode):
-    """Neither flags nor numbers; not even at the first or the last step of a hole."""
-    state = (np.arange(1.0, 5), np.arange(4) % 2 == 0) if estimator in cases.FORWARD else None
-    case = random_case(estimator, 4, 15, term=0.2, trunc=0.2, valid=0.6, mask_mode=mask_mode, state=state)
-    want = run_case(case, target)
-    for filler in (np.nan, np.inf):
-        changes = {k: np.where(case.valid, x, ~x if x.dtype == bool else filler) for k, x in get_arrays(case).items()}
-        other = case.replace(**{**changes, "mask": case["mask"]})
-        assert all(same_bits(one, two) for one, two in zip(want, run_case(other, target), strict=True))

@@ -93,15 +93,6 @@ def test_every_sequence_is_as_if_alone(target, estimator, lengths):
     check_packed(make_packed_case(estimator, LENGTHS[lengths]), LENGTHS[lengths], target)
 
 
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@ALL
-def test_masks(target, estimator, mask_mode):
-    """Masked steps at the ends of sequences, and sequences without a valid step."""
-    lengths = (4, 3, 0, 2, 5, 1, 6)
-    for seed in range(2 if target.interpreted else 10):
-        check_packed(make_packed_case(estimator, lengths, valid=0.5, seed=seed, mask_mode=mask_mode), lengths, target)
-
-
 def draw_form_cases(estimator, lengths):
     """Each form of the continuation, one discount per step, log-probabilities."""
     case = make_packed_case(estimator, lengths)
@@ -330,9 +321,6 @@ def test_what_does_not_go_together(estimator):
                 estimator.function(**kwargs, state=ScanState(bad, bad > 0))
 
 
-GPU = SimpleNamespace(backend="triton", device="cuda", interpreted=False)
-
-
 def make_cuda_call(estimator, lengths):
     """A call without arguments, and its keyword arguments."""
     kwargs = {**make_arguments(make_packed_case(estimator, lengths), lengths, "cuda"), "backend": "triton"}
@@ -361,10 +349,3 @@ def test_graph_capture(estimator):
     call_packed, kwargs = make_cuda_call(estimator, (50, 0, 70, 8))
     offsets = [torch.tensor([0, *np.cumsum(x)]) for x in ((1, 2, 3, 122), (0, 0, 0, 128), (50, 0, 70, 8))]
     assert_replays(call_packed, *(partial(kwargs["cu_seqlens"].copy_, x) for x in offsets))
-
-
-@pytest.mark.gpu
-@ALL
-def test_long_rows(estimator):
-    lengths = tuple(np.random.default_rng(0).integers(0, 4000, 30))
-    check_packed(make_packed_case(estimator, lengths, term=1e-3, trunc=1e-3), lengths, GPU)

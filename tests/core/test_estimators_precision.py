@@ -87,14 +87,6 @@ def test_a_very_long_rollout(target, estimator):
 
 
 @ALL
-def test_float64_is_computed_in_float64(float64_target, estimator):
-    case = set_rates(random_case(estimator, 16, 257, term=0.01, trunc=0.01, valid=0.95), 0.99, 0.95)
-    for got, want in zip(run_case(case, float64_target, How(dtype=torch.float64)), case.expected(), strict=False):
-        assert got.dtype == torch.float64
-        assert_close(got, want, rtol=1e-14)
-
-
-@ALL
 def test_values_near_the_largest_float(target, estimator):
     """No step of the sum leaves the range, in whatever order it is taken: neither may the result."""
     case = set_rates(random_case(estimator, 4, 33), 0.5, 0.5)

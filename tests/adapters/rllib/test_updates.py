@@ -1,7 +1,6 @@
 """Updates of learners alone, with fused losses and optimizers and sliced minibatches: RLlib's weights and metrics."""
 
 import types
-from functools import partial
 
 import numpy as np
 import pytest
@@ -179,24 +178,6 @@ def test_gradients_are_clipped_as_rllib_does(by, clip, value):
         gradients |= {"other": torch.tensor([value], dtype=torch.float64), "none": None}
         found.append((function(gradients, grad_clip=clip, grad_clip_by=by), gradients))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0, equal_nan=True)
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9), torch.optim.RMSprop, torch.optim.Adam])
-def test_a_learning_rate_that_is_a_tensor(kind, is_transposed):
-    """Adam's kernel for all parameters takes it where memory is in order; otherwise each is stepped alone."""
-    found = []
-    for fused in (False, True):
-        weights = torch.linspace(-1, 1, 6).view(2, 3)
-        optimizer = kind([torch.nn.Parameter(weights.t() if is_transposed else weights)], lr=torch.tensor(0.1))
-        if fused:
-            fuse_optimizer(optimizer)
-        (parameter,) = optimizer.param_groups[0]["params"]
-        for _ in range(3):
-            parameter.grad = parameter.detach().square() + 0.1
-            optimizer.step()
-        found.append(parameter.detach())
-    torch.testing.assert_close(found[1], found[0])
 
 
 def test_steps_are_counted_where_the_parameters_are():

@@ -89,7 +89,13 @@ EXTENSIONS = {
 VARIANTS |= EXTENSIONS if HAS_EXTENSIONS else {}
 if IS_OLDER:
     VARIANTS = {name: x for name, x in VARIANTS.items() if name in ("default", "per minibatch", "fixed rate")}
-    VARIANTS |= {"normalized observations": ({}, {"obs_normalization": True}), "gru": (SHORT, RECURRENT)}
+    VARIANTS |= {
+        "normalized observations": ({}, {"obs_normalization": True}),
+        "gru": (SHORT, RECURRENT),
+        "lstm": ({"num_mini_batches": 3}, RECURRENT | {"rnn_type": "lstm", "rnn_num_layers": 2}),
+        "state-dependent deviation": ({}, {"of_actor": {"state_dependent_std": True}}),
+        "log deviation": ({}, {"of_actor": {"noise_std_type": "log"}}),
+    }
 LONG = ("gru", "mirror loss and rnd")
 
 
@@ -118,12 +124,18 @@ def make_runner(class_name, variant="default", device="cpu", network=None, seed=
 
 def make_older_networks(network):
     """Those of RSL-RL 4, and the policy of 3."""
-    policy = {"class_name": "ActorCritic" + "Recurrent" * ("rnn_type" in network), "activation": "elu"}
+    of_actor, network = network.get("of_actor", {}), {name: x for name, x in network.items() if name != "of_actor"}
+    policy = {"class_name": "ActorCritic" + "Recurrent" * ("rnn_type" in network), "activation": "elu"} | of_actor
     policy |= {name: x for name, x in network.items() if name.startswith("rnn_")}
     for role in ("actor", "critic"):
         policy |= {f"{role}_hidden_dims": [16], f"{role}_obs_normalization": network.get("obs_normalization", False)}
     groups = {name: ["state"] for name in ("policy", "actor", "critic")}
-    return {"policy": policy, "actor": network | {"stochastic": True}, "critic": network, "obs_groups": groups}
+    return {
+        "policy": policy,
+        "actor": network | of_actor | {"stochastic": True},
+        "critic": network,
+        "obs_groups": groups,
+    }
 
 
 def train(runner, iterations, seed=1):
@@ -195,9 +207,10 @@ def test_training(variant, captured, monkeypatch):
     assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in variant else 1e-5)
-    if captured and not IS_OLDER:
+    if captured and hasattr(ours.alg, "actor") and not getattr(ours.alg.actor, "state_dependent_std", False):
         step = ours.alg._rl_triton.step
         assert step.graphs.captures == 1 and step.graphs.replays > 0 and not step.reason
+        assert ours.alg.describe().startswith("updates are captured; ") == (variant == "beta")
 
 
 @pytest.mark.usefixtures("captured")

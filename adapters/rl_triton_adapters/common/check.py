@@ -22,10 +22,8 @@ from torch.optim import Optimizer
 
 from rl_triton_core.extending import say
 
-COUNTS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-"""How many updates of each algorithm were compared."""
-MADE: Counter[str] = Counter()
-"""How many updates were made, by what made them."""
+COUNTS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()  # how many updates of each algorithm were compared
+MADE: Counter[str] = Counter()  # how many updates were made, by what made them
 
 
 @atexit.register

@@ -14,8 +14,7 @@ from torch.optim import Optimizer, RMSprop
 from rl_triton_core.capture import OPTIMIZERS, name_repeated
 from rl_triton_core.extending import warn
 
-WARNED: WeakSet[Optimizer] = WeakSet()
-"""Optimizers with a parameter twice of which that was said."""
+WARNED: WeakSet[Optimizer] = WeakSet()  # optimizers with a parameter twice of which that was said
 
 
 def fuse_optimizer(optimizer: Optimizer) -> None:

@@ -12,18 +12,15 @@ from torch import nn
 from rl_triton_core.reach import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]
-"""Those of all modules."""
+HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]  # those of all modules
 LIBRARIES = (
     *("torch", "numpy", "numba", "gymnasium", "packaging", "tensordict", "tree", "typing_extensions", "rl_triton_core"),
     "rl_triton_adapters",
     *sys.stdlib_module_names - {"abc", "unittest"},  # classes that a user's call makes, and mocks
-)
-"""Packages whose functions are no user's, besides the framework's."""
+)  # packages whose functions are no user's, besides the framework's
 ADAPTERS = __name__.partition(".")[0]
 PREFIX = f"{ADAPTERS}."
-UNREAD = {*dir(type("", (), {}))} - {"__getattribute__", "__setattr__"}
-"""Methods that make, compare and show objects."""
+UNREAD = {*dir(type("", (), {}))} - {"__getattribute__", "__setattr__"}  # methods that make, compare and show objects
 REACHED: dict[Any, tuple[Reach, str]] = {}
 NAMES: dict[Any, Any] = {}  # what functions of a framework read of objects, and ours do not
 

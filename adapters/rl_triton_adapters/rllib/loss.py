@@ -27,12 +27,10 @@ from torch import Tensor
 from rl_triton_adapters.rllib.metrics import LateMetrics
 from rl_triton_core.losses import Gaussian, MultiCategorical, Policy, PPOLoss, ppo_loss
 
-MAX_IMPORTANCE = 2.0
-"""Where RLlib's loss of APPO clips μ/π_target."""
+MAX_IMPORTANCE = 2.0  # where RLlib's loss of APPO clips μ/π_target
 DISTRIBUTIONS = TorchDiagGaussian, TorchCategorical, TorchMultiCategorical
 """Of actions, whose loss is computed in one pass."""
-LOG_IMPORTANCE = "log_importance"
-"""The column log min(μ/π_target, 2) of APPO's loss, beside those of PPO."""
+LOG_IMPORTANCE = "log_importance"  # the column log min(μ/π_target, 2) of APPO's loss, beside those of PPO
 
 
 class Head(NamedTuple):

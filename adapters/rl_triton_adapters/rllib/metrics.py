@@ -9,8 +9,7 @@ import tree
 from ray.rllib.utils import force_tuple
 from torch import Tensor
 
-LAST = ({"window": 1}, {"window": 1, "reduce": "mean"})
-"""Options of metrics of which RLlib keeps the last value alone."""
+LAST = ({"window": 1}, {"window": 1, "reduce": "mean"})  # options of metrics of which RLlib keeps the last value alone
 KEPT: dict[str, tuple[type, ...]] = {"sum": (int, float), "lifetime_sum": (int, float), "mean": (int,)}
 """Which numbers are kept, by how RLlib reduces them; and the options that they may have."""
 NAMES = {"reduce", "with_throughput"}

@@ -38,8 +38,7 @@ from rl_triton_core.reach import Reach, list_called, list_names
 logger = logging.getLogger("ray.rllib.rl_triton")  # follows the log level that RLlib sets for itself
 BEHIND = MetricsLogger.log_value, MetricsLogger.log_dict, MiniBatchCyclicIterator.__iter__, clip_gradients
 """What ours are in the place of, besides methods of learners."""
-KINDS = MiniBatchCyclicIterator, SampleBatch, MultiAgentBatch, *DISTRIBUTIONS
-"""Whose methods are called there."""
+KINDS = MiniBatchCyclicIterator, SampleBatch, MultiAgentBatch, *DISTRIBUTIONS  # whose methods are called there
 PLAIN = bool, int, float, str, type(None)
 """What a step may read of a configuration; where it changes, steps are captured again."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"

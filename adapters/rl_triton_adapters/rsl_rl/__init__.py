@@ -5,7 +5,7 @@ One line of the training configuration turns it on, and another one off again:
     algorithm["class_name"] = "rl_triton_adapters.rsl_rl:TritonPPO"
     algorithm["enabled"] = False
 
-Minibatches, random numbers, logs and checkpoints are those of RSL-RL. Of RSL-RL 3 and 4, advantages alone are replaced.
+Minibatches, random numbers, logs and checkpoints are those of RSL-RL. Of RSL-RL 3, advantages alone are replaced.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
@@ -28,7 +28,7 @@ try:
     from rl_triton_adapters.rsl_rl.older import PACKAGES, RETURNS_KEEP_STATE, UPDATE_NORMALIZES, OwnUpdate
 
     Update: Any = OwnUpdate
-    if find_spec("rsl_rl.modules.distribution"):
+    if find_spec("rsl_rl.models"):
         from rl_triton_adapters.rsl_rl.step import Update
 except ImportError as error:
     raise explain_import(__name__, error, "rsl-rl-lib", "3.0.0", "rsl-rl") from error

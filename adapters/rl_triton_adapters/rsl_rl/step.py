@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributions import Normal
 
 from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
 from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find_reason
@@ -17,14 +18,15 @@ from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 
 # isort: split
+from rsl_rl import modules
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel, RNNModel
-from rsl_rl.modules import RNN
-from rsl_rl.modules.distribution import GaussianDistribution, HeteroscedasticGaussianDistribution
 
+OWN: Any = getattr(modules, "distribution", None)  # RSL-RL's distributions; up to version 4, it has PyTorch's `Normal`
+GAUSSIANS = (OWN.GaussianDistribution, OWN.HeteroscedasticGaussianDistribution) if OWN else (Normal,)
+DEVIATION = "std" if OWN else "stddev"
 INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")  # may be annealed; graphs keep others
-FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")
-"""What a step reads of the storage, besides the parameters of distributions."""
+FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")  # of the storage, in a step
 gather_inputs = MLPModel.get_latent  # which a recurrent model's own calls
 
 
@@ -33,8 +35,8 @@ def map_fields(function: Callable[[Any], Any], fields: dict[str, Any]) -> dict[s
     return {name: [*map(function, x)] if isinstance(x, list) else function(x) for name, x in fields.items()}
 
 
-def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:
-    """Compute what a recurrent model's last layers return for steps of whole rollouts.
+def compute_latents(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:
+    """Compute what a recurrent model's last layers are given at the steps of whole rollouts.
 
     RSL-RL splits rollouts where episodes end, and pads the parts to one length: how many there are depends on the
     rollout. Here a step begins with the state that was recorded where an episode begins, and goes on elsewhere.
@@ -53,8 +55,16 @@ def compute_outputs(model: Any, observations: Any, states: list[Tensor], begins:
         output, following = model.rnn.rnn(x, state[0] if len(state) == 1 else tuple(state))
         state = [following] if len(state) == 1 else [*following]
         outputs.append(output)
-    result: Tensor = model.mlp(torch.cat(outputs))
-    return result
+    return torch.cat(outputs)
+
+
+def compute_divergence(actor: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
+    """Compute the divergence of each new distribution from the old one, of these parameters, as RSL-RL does."""
+    if OWN:
+        return actor.get_kl_divergence(old, new)  # type: ignore[no-any-return]
+    (old_mean, old_std), (mean, std) = old, new
+    far = (old_std.square() + (old_mean - mean).square()) / (2.0 * std.square())
+    return ((std / old_std + 1e-5).log() + far - 0.5).sum(dim=-1)
 
 
 class Update(CapturedUpdate):
@@ -96,6 +106,7 @@ class Update(CapturedUpdate):
             "this RSL-RL augments minibatches in its update": alg.symmetry
             and not hasattr(alg.symmetry, "compute_loss"),
             "random networks are distilled from padded episodes": alg.rnd and recurrent,
+            "deviations of RSL-RL 4 depend on states": not OWN and getattr(alg.actor, "state_dependent_std", False),
             "there are more minibatches than samples": self.count_samples() < alg.num_mini_batches,
         }
         things = [storage, alg.optimizer, *chain(*map(list_modules, recurrent))]
@@ -109,8 +120,8 @@ class Update(CapturedUpdate):
         )
 
     def find_unknown(self, model: Any) -> str:
-        """Why `compute_outputs` does not compute what a recurrent model does; empty if it does."""
-        if not isinstance(model, RNNModel) or type(model.rnn) is not RNN:
+        """Why `compute_latents` does not compute what a recurrent model does; empty if it does."""
+        if not isinstance(model, RNNModel) or type(model.rnn) is not modules.RNN:
             return "a recurrent model is not RSL-RL's"
         parts = (model, model.rnn, model.rnn.rnn)
         ours, hooks = (*SHARED, Update.apply_actor, Update.compute_entropy), "a recurrent model has hooks"
@@ -122,8 +133,7 @@ class Update(CapturedUpdate):
         known, replaced = reach([PPO.update], chain(*map(list_modules, self.models)), PACKAGES)
         self.found = [*self.found, known]
         reasons = {
-            f"{type(distribution).__name__} is no Gaussian of RSL-RL's": type(distribution)
-            not in (GaussianDistribution, HeteroscedasticGaussianDistribution),
+            f"{type(distribution).__name__} is no Gaussian of RSL-RL's": type(distribution) not in GAUSSIANS,
             "the actor has hooks": has_hooks(actor),
         }
         ours = (*SHARED, Update.update_distribution)
@@ -183,7 +193,8 @@ class Update(CapturedUpdate):
     def find_rollout(self) -> None:
         """The storage as a graph reads it: one that has moved asks for another graph."""
         storage = self.alg.storage
-        rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": [*storage.distribution_params]}
+        old = [*storage.distribution_params] if OWN else [storage.mu, storage.sigma]
+        rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": old}
         if not self.is_recurrent:
             self.rollout = map_fields(lambda x: x.flatten(0, 1), rollout)
             return
@@ -234,10 +245,13 @@ class Update(CapturedUpdate):
         """Compute the actor's distribution, without a draw."""
         actor = self.models[0]
         if actor.is_recurrent:
-            outputs = compute_outputs(actor, batch.observations, batch.actor_states, batch.begins)
+            latents = compute_latents(actor, batch.observations, batch.actor_states, batch.begins)
         else:
-            outputs = actor.mlp(actor.get_latent(batch.observations))
-        actor.distribution.update(outputs)
+            latents = actor.get_latent(batch.observations)
+        if OWN:
+            actor.distribution.update(actor.mlp(latents))
+        else:
+            actor._update_distribution(latents)
 
     def apply_actor(self, batch: SimpleNamespace) -> Policy:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
@@ -256,19 +270,24 @@ class Update(CapturedUpdate):
         self.update_distribution(batch)
         distribution = actor.distribution
         torch.randn_like(distribution.mean)
-        mean, deviation = distribution.mean.flatten(0, -2).float(), distribution.std.flatten(0, -2).float()
-        return Gaussian(mean, (deviation[0] if type(distribution) is GaussianDistribution else deviation).log())
+        mean, deviation = (x.flatten(0, -2).float() for x in (distribution.mean, getattr(distribution, DEVIATION)))
+        return Gaussian(mean, (deviation[0] if type(distribution) is GAUSSIANS[0] else deviation).log())
+
+    def list_parameters(self) -> Any:
+        """Those of the actor's distribution."""
+        actor = self.alg.actor
+        return actor.output_distribution_params if OWN else (actor.output_mean, actor.output_std)
 
     def compute_entropy(self, size: int) -> Tensor:
         """The mean entropy of the actor's distribution, of this many samples."""
         return self.alg.actor.output_entropy[:size].mean()  # type: ignore[no-any-return]
 
-    def apply_critic(self, batch: SimpleNamespace) -> Tensor:
+    def apply_critic(self, batch: SimpleNamespace) -> Any:
         """Compute values."""
         critic = self.models[1]
         if critic.is_recurrent:
-            return compute_outputs(critic, batch.observations, batch.critic_states, batch.begins)
-        return critic(batch.observations, masks=None, hidden_state=None)  # type: ignore[no-any-return]
+            return critic.mlp(compute_latents(critic, batch.observations, batch.critic_states, batch.begins))
+        return critic(batch.observations, masks=None, hidden_state=None)
 
     def adapt_learning_rate(self, target: Any, old_parameters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
@@ -277,7 +296,7 @@ class Update(CapturedUpdate):
         """
         alg, rate = self.alg, self.rate
         with torch.no_grad():
-            kl = alg.actor.get_kl_divergence(old_parameters, parameters).mean()
+            kl = compute_divergence(alg.actor, old_parameters, parameters).mean()
             if alg.is_multi_gpu:
                 distributed.all_reduce(kl)
                 kl /= alg.gpu_world_size
@@ -300,7 +319,7 @@ class Update(CapturedUpdate):
         """
         alg, policy = self.alg, self.apply_actor(batch)
         values = self.apply_critic(batch)
-        parameters = tuple(x[:size] for x in alg.actor.output_distribution_params)
+        parameters = tuple(x[:size] for x in self.list_parameters())
         is_fused = not self.unfused and len(values) == size
         entropy = None if is_fused else self.compute_entropy(size)
         if alg.desired_kl is not None and alg.schedule == "adaptive":

@@ -18,10 +18,8 @@ from rl_triton_core.capture import is_input
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
-COPIED_BYTES = 2**26
-"""So many are drawn before a gradient step is made with the first of them."""
-ALIGNMENT = 16
-"""Bytes: where a tensor may begin."""
+COPIED_BYTES = 2**26  # so many are drawn before a gradient step is made with the first of them
+ALIGNMENT = 16  # bytes: where a tensor may begin
 
 
 class Form(NamedTuple):

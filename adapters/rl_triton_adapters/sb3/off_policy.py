@@ -33,8 +33,7 @@ from rl_triton_core.capture import CapturedStep
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
-ACTORS = ("actor", "q_net", "quantile_net")
-"""What a policy acts with, by its names in the algorithms."""
+ACTORS = ("actor", "q_net", "quantile_net")  # what a policy acts with, by its names in the algorithms
 NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")
 """What gradient steps call."""
 LOGGED_FIRST = ("ent_coef", "actor_loss", "critic_loss")

@@ -27,10 +27,8 @@ HEADS = {
     "sb3_contrib.common.maskable.distributions.MaskableCategoricalDistribution": "categorical",
     "sb3_contrib.common.maskable.distributions.MaskableMultiCategoricalDistribution": "multicategorical",
     "sb3_contrib.common.maskable.distributions.MaskableBernoulliDistribution": "multicategorical",
-}
-"""Distributions of actions whose equations are known, by the names of their classes."""
-MASKED_LOGIT = -1e8
-"""Logit of an action that is masked out, as in sb3-contrib."""
+}  # distributions of actions whose equations are known, by the names of their classes
+MASKED_LOGIT = -1e8  # logit of an action that is masked out, as in sb3-contrib
 
 
 def find_head(policy: Any) -> str | None:

@@ -25,8 +25,7 @@ from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import, explain_version
 from rl_triton_core import compute_gae, normalize_advantages
 
-NEEDED = "2.1"
-"""Up to 2.0, with time_limit_bootstrap, skrl's agents count the value after a time limit twice."""
+NEEDED = "2.1"  # up to 2.0, time_limit_bootstrap makes skrl count values after a time limit twice
 
 try:
     from skrl.agents.torch.a2c import A2C
@@ -105,8 +104,7 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": compute})
 
 
-CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate)}
-"""The updates of skrl that are captured."""
+CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate)}  # the updates of skrl that are captured
 
 
 class MadeAgentMixin(CopiedMethodsMixin):

@@ -25,7 +25,7 @@ from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
-from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, is_input
+from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, find_obstacle, is_input
 from rl_triton_core._internal.capture.undo import keep_buffers
 
 __all__ = [
@@ -126,7 +126,7 @@ class CapturedStep:
 
     def find_obstacle(self) -> str:
         """Why nothing can be captured; empty if it can, as far as can be told before trying."""
-        return steps.find_obstacle(self.optimizers, self.tensors(), self.enabled, steps.find_averaged(self.modules))
+        return find_obstacle(self.optimizers, self.tensors(), self.enabled, steps.find_averaged(self.modules))
 
     @property
     def device(self) -> torch.device:

@@ -30,7 +30,7 @@ from rl_triton_core._internal.scan import problem as scans
 def allow_captures(monkeypatch, device="cpu"):
     """Let steps be captured without a GPU, in recorded graphs, unless they are switched off."""
     if device == "cpu":
-        monkeypatch.setattr(capture.steps, "find_obstacle", find_obstacle)
+        monkeypatch.setattr(capture, "find_obstacle", find_obstacle)
         monkeypatch.setattr(capture, "CudaGraphs", RecordedGraphs)
 
 

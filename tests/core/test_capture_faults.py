@@ -293,7 +293,7 @@ def test_a_model_that_moves_to_a_device_without_graphs(device, monkeypatch, batc
         training.step(*batch, 1.0)
         training.model.double().cpu()  # another place in memory on a CPU, too
         training.optimizer.state.clear()  # as is the optimizer's, which nobody moves
-    monkeypatch.setattr(capture.steps, "find_obstacle", lambda *_: "graphs need tensors on a GPU, got cpu")
+    monkeypatch.setattr(capture, "find_obstacle", lambda *_: "graphs need tensors on a GPU, got cpu")
     batch = [x.double().cpu() for x in batch]
     with pytest.warns(RuntimeWarning, match="graphs need tensors on a GPU, got cpu"):
         trainings[0].step(*batch, 1.0)

@@ -7,13 +7,9 @@ import torch
 
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from recorded_graphs import allow_captures
 
 from benchmarks import __main__ as runner
 from benchmarks import learning, results
-from benchmarks.__main__ import BENCHMARKS
-from benchmarks.end_to_end import run
-from benchmarks.end_to_end.stopwatch import Stopwatch
 
 NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
 NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics", "verl_advantages")
@@ -34,25 +30,6 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
     files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))
     found, known = ({(row.arm, row.metric) for row in results.read_result(path).rows} for path in files)
     assert found == known
-
-
-@pytest.mark.parametrize("env", ["CartPole-v1", "CartPole-v1, drawn", "CartPole-v1, A2C", "CartPole-v1, MaskablePPO"])
-def test_updates_and_acting_are_captured(env, monkeypatch):
-    """With recorded graphs, as on a GPU; never are they stock's."""
-    pytest.importorskip("sb3_contrib")
-    sb3, watch, models = BENCHMARKS["sb3"].load(), Stopwatch("cpu"), []
-    (setting,) = (x._replace(device="cpu") for x in sb3.SETTINGS["quick"] if x.env == env)
-    allow_captures(monkeypatch)
-    make_model = sb3.make_model
-    monkeypatch.setattr(sb3, "make_model", lambda *about: models.append(make_model(*about)) or models[-1])
-    arm = sb3.make_arm("captured", setting, watch)
-    for _ in range(2):
-        assert set(run.time_iteration(arm, watch)) == {"total", "rest", "acting", "advantages", "update"}
-    (model,) = models
-    assert [len(step.captured) for step in (model._update.step, model._acting)] == [1, 1]
-    assert model.is_accelerated and not any(step.warned for step in (model._update.step, model._acting))
-    for field, tensor in model._rollout.items() if model.is_captured else ():  # a copy, which is on the device there
-        assert tensor.data_ptr() != torch.as_tensor(getattr(model.rollout_buffer, field)).data_ptr()
 
 
 def test_both_arms_learn_the_same_from_one_seed():

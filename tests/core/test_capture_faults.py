@@ -115,21 +115,17 @@ def test_copies_of_an_optimizer_are_plain(device, monkeypatch):
     run_steps(eager, [], device), run_steps(captured, [], device)
     settings = eager.optimizer.state_dict()["param_groups"]
     assert within and all(groups == settings for groups in within)
-    copies = copy.deepcopy(captured.optimizer), pickle.loads(pickle.dumps(captured.optimizer)), captured.optimizer
-    for optimizer in copies:
-        assert (
-            optimizer.state_dict()["param_groups"]
-            == settings
-            == [{**group, "params": [*range(4)]} for group in optimizer.param_groups]
-        )
-    for optimizer in copies[:2]:
-        for parameter, want in zip(optimizer.param_groups[0]["params"], eager.model.parameters(), strict=True):
-            parameter.grad = want.grad.clone()
-        optimizer.step()
+    gradients = [x.grad.clone() for x in eager.model.parameters()]
     eager.optimizer.step()
-    for optimizer in copies[:2]:
-        for got, want in zip(optimizer.param_groups[0]["params"], eager.model.parameters(), strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-6)
+    for optimizer in (copy.deepcopy(captured.optimizer), pickle.loads(pickle.dumps(captured.optimizer))):
+        for own in (optimizer, captured.optimizer):
+            groups = [{**group, "params": [*range(4)]} for group in own.param_groups]
+            assert own.state_dict()["param_groups"] == settings == groups
+        parameters = optimizer.param_groups[0]["params"]
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        torch.testing.assert_close([*parameters], [*eager.model.parameters()], rtol=1e-4, atol=1e-6)
 
 
 def test_copies_of_a_step_leave_its_graphs_alone(device, monkeypatch):

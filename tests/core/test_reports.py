@@ -6,7 +6,7 @@ pytest.importorskip("benchmarks", reason="only the package is here", exc_type=Mo
 
 from benchmarks import __main__ as runner
 from benchmarks import learning, report
-from benchmarks.results import ROOT, Result, make_row
+from benchmarks.results import ROOT, make_row
 
 
 @pytest.mark.parametrize("page", report.list_pages())
@@ -53,15 +53,6 @@ def test_a_table_has_what_differs():
     assert "details" not in report.fold("\n\n".join([first] * 6)) and "14 lines" in report.fold(
         "\n\n".join([first] * 7)
     )
-
-
-def test_a_machine_is_described_by_its_hardware_versions_and_commits():
-    system = {"gpu": "A, A", "cpu": "B", "python": "3", "torch": "2", "cuda": "none"}
-    found = Result(system, [make_row("x", "y", "", 1)._replace(commit=x) for x in ("a" * 40, "b, ccccccc-dirty", "b")])
-    assert (
-        report.describe_machine("gpu", found) == f"2 x A; python 3, torch 2; commit `{'a' * 7}`, `b`, `ccccccc-dirty`."
-    )
-    assert report.describe_machine("cpu", found).startswith("B; ")
 
 
 def test_learning_curves_of_several_seeds():

@@ -63,16 +63,6 @@ def test_a_learner_that_reads_metrics_finds_them(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", WITH_VTRACE)
-def test_it_has_a_flag(name, monkeypatch):
-    """Then V-Trace alone is ours."""
-    allow_captures(monkeypatch)
-    config = make_config("categorical", name).learners(learner_config_dict={"rl_triton_update": False})
-    says = "; RLlib's loss of default_policy (TorchCategorical); updates are those of RLlib: switched off"
-    learner = assert_updates_of_rllib(config, "categorical", says=says, update=update_often)
-    assert not learner.triton_update.find_step().captured and learner._used_estimator
-
-
-@pytest.mark.parametrize("name", WITH_VTRACE)
 def test_several_learners_are_not_captured(name, monkeypatch):
     """A capture is several steps, in which a learner that has a graph for its batch takes no part."""
     allow_captures(monkeypatch)

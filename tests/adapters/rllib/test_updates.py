@@ -18,7 +18,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from recorded_graphs import allow_captures
 from updates import POLICY, SPACES, OwnGaussian, build_learner, make_config, own_loss, own_metrics, update_learner
 
-from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused, set_fused
+from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused
 from rl_triton_adapters.rllib import TritonPPOTorchLearner, enable_triton, loss
 from rl_triton_adapters.rllib.minibatches import can_slice_minibatches, slice_minibatches
 from rl_triton_adapters.rllib.update import clip_gradients_at_once
@@ -178,16 +178,6 @@ def test_gradients_are_clipped_as_rllib_does(by, clip, value):
         gradients |= {"other": torch.tensor([value], dtype=torch.float64), "none": None}
         found.append((function(gradients, grad_clip=clip, grad_clip_by=by), gradients))
     torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=0, equal_nan=True)
-
-
-def test_steps_are_counted_where_the_parameters_are():
-    """Before each step, since a checkpoint may have been loaded."""
-    parameters = [torch.nn.Parameter(torch.zeros(2, device="meta")) for _ in range(3)]
-    optimizer = torch.optim.Adam(parameters)
-    fuse_optimizer(optimizer)
-    optimizer.state |= {x: {"step": torch.ones(()), "exp_avg": torch.zeros_like(x)} for x in parameters}
-    set_fused(optimizer)
-    assert {x["step"].device.type for x in optimizer.state.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("choice", [{"foreach": True}, {"fused": True}, {"differentiable": True}])

@@ -66,7 +66,10 @@ CASES = {
         "pendulum",
         with_central_value(clip_value=False, lr_schedule=None) | LSTM | {"use_experimental_cv": False},
     ),
-    "recurrent central value, zeroed": ("pendulum", with_central_value(network=RECURRENT) | ZEROED),
+    "recurrent central value, zeroed": (
+        "pendulum",  # on a GPU, rounding crosses a threshold of an adaptive rate
+        with_central_value(network=RECURRENT) | ZEROED | {"lr_schedule": None},
+    ),
 }
 
 

@@ -243,8 +243,8 @@ def test_evaluation_and_training_begin_with_rllib_s_episodes(small_ray):
 
 
 def test_env_runners_in_processes_of_their_own(small_ray):
-    config = enable_triton(small_impala(IMPALAConfig)).env_runners(num_env_runners=1)
+    config = enable_triton(small_impala(IMPALAConfig)).env_runners(num_env_runners=2)
     with stopping(config.build_algo()) as algorithm:
         algorithm.train()
         told = algorithm.env_runner_group.foreach_env_runner(lambda x: x.describe(), local_env_runner=False)
-    assert told == [OURS]
+    assert told == [OURS, OURS]

@@ -220,7 +220,7 @@ def check_interpreter() -> Finding:
 
 
 def check_threads() -> Finding:
-    """Read the number of threads that the environment asks for."""
+    """Compare the threads that the environment and PyTorch ask for with the processors that there are."""
     try:
         number = read_num_threads()
     except (TypeError, ValueError) as error:
@@ -229,6 +229,11 @@ def check_threads() -> Finding:
     if number > processors:
         message = f"RL_TRITON_NUM_THREADS={number}, but this process may use {processors} processors"
         return Finding("problem", message, f"set RL_TRITON_NUM_THREADS to {processors} or less")
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    free, threads = max(0.0, processors - load), torch.get_num_threads()
+    if threads > max(1, round(free)):
+        message = f"PyTorch has {threads} threads, where {free:.1f} of {processors} processors are free"
+        return Finding("warning", message, "set OMP_NUM_THREADS=1: threads that wait for others take many times longer")
     return Finding("ok", f"calls on the CPU may use {number} of {processors} processors")
 
 

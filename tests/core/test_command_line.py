@@ -100,6 +100,16 @@ def test_what_is_switched_off_is_said(monkeypatch, name):
     assert finding.status == "warning" and f"{name}=0" in finding.message and finding.advice
 
 
+@pytest.mark.parametrize(
+    "load, threads, status", [(0.2, 4, "ok"), (1.0, 4, "warning"), (9.0, 1, "ok"), (9.0, 2, "warning")]
+)
+def test_more_threads_than_free_processors(monkeypatch, load, threads, status):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(4), raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert doctor.check_threads().status == status
+
+
 def test_the_page_describes_every_command_and_variable_of_the_environment():
     text = (ROOT / "docs" / "cli.md").read_text()
     sources = [*(ROOT / "rl_triton_core").rglob("*.py"), *(ROOT / "adapters").rglob("*.py")]

@@ -35,7 +35,6 @@ from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_adapters.sb3.off_policy import average_parameters
 
 TOLD = {
     **{"net_arch": [16, 16], "activation_fn": torch.nn.Softplus, "optimizer_class": torch.optim.Adam},
@@ -535,14 +534,6 @@ def test_a_minibatch_is_what_was_drawn_wherever_its_tensors_lie(size):
         found = minibatches.unpack_minibatch(row, form)
         assert found.keys() == drawn.keys() and found["discounts"] is None
         assert torch.equal(found["image"], expected[0]) and torch.equal(found["dones"], expected[1])
-
-
-def test_targets_follow():
-    parameters, targets = ([torch.randn(3), torch.randn(2, 2)] for _ in "ab")
-    expected = [0.75 * y + 0.25 * x for x, y in zip(parameters, targets, strict=True)]
-    average_parameters(iter(parameters), iter(targets), 0.25)
-    torch.testing.assert_close(targets, expected)
-    average_parameters([], [], 0.25)
 
 
 class Counting(torch.nn.ReLU):

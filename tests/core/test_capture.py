@@ -101,8 +101,9 @@ def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
                 group["lr"] = 3e-3 * (1 - i / number)
         want, got = (training.step(*batch, 1.0 - i / 400) for training in (eager, captured))
         torch.testing.assert_close(got["loss"], want["loss"], rtol=1e-4, atol=1e-6)
-        gradients = ([x.grad for x in training.model.parameters()] for training in (captured, eager))
-        torch.testing.assert_close(*gradients, rtol=1e-2, atol=1e-5)
+        if i < 10:
+            gradients = ([x.grad for x in training.model.parameters()] for training in (captured, eager))
+            torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-6)
     assert_same_parameters([captured, eager], graphs=2, rtol=1e-4, atol=1e-5)
 
 

@@ -178,14 +178,6 @@ def test_a_decay_that_overflows_stays_in_its_episode(target, estimator, kind, fl
         np.testing.assert_allclose(x[finite], loop[finite], rtol=1e-5)
 
 
-@ALL
-def test_the_same_bits_every_time(target, estimator):
-    case = random_case(estimator, *((2, 33) if target.interpreted else (64, 257)), valid=0.9)
-    first = run_case(case, target)
-    for _ in range(1 if target.interpreted else 3):
-        assert all(same_bits(one, other) for one, other in zip(first, run_case(case, target), strict=True))
-
-
 @pytest.mark.parametrize("time_dim", [-1, 0])
 @ALL
 def test_a_row_does_not_depend_on_the_others(target, estimator, time_dim):

@@ -102,15 +102,6 @@ def test_vocabularies_of_models(triton, dtype, tokens, size):
     logits.check(triton, *logits.draw((tokens,), size, dtype), temperature=0.8)
 
 
-def test_coefficients_may_lie_in_host_memory():
-    case = make("categorical", n=300, size=8)
-    network = {name: x.cuda().requires_grad_() for name, x in case.network.items()}
-    numbers = {"clip": 0.1, "entropy_coef": 0.3, "value_coef": 0.7}
-    on_host = {name: torch.tensor(x) for name, x in numbers.items()}
-    got, want = (call(case, network, device="cuda", backend="triton", **given).loss for given in (on_host, numbers))
-    assert torch.equal(got, want)
-
-
 def test_memory_is_that_of_the_gradient():
     n, actions = 1 << 18, 16
     leaf = torch.randn(n, actions, device="cuda", requires_grad=True)

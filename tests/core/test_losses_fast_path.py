@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from gpu_checks import GPU, capture_graph
+from gpu_checks import GPU
 from losses_cases import HEADS, differentiate, make
 from test_fast_path import Kernel, Launcher
 
@@ -238,21 +238,6 @@ def test_a_loss_of_what_a_function_makes(device):
         (got,) = torch.autograd.grad(function(x, y), x)
         (want,) = torch.autograd.grad(compute(x, y), x)
         assert torch.equal(got, want)
-
-
-@pytest.mark.gpu
-def test_a_graph_of_repeated_launches():
-    x, old, advantages = torch.randn(3, 5000, device="cuda")
-    x.requires_grad_()
-
-    def compute():
-        return torch.autograd.grad(ppo_loss(LogProbs(x), None, old, advantages, **NORMALIZED).loss, x)
-
-    graph, (captured,) = capture_graph(compute, warmups=3)
-    advantages.mul_(-0.5).add_(1)
-    graph.replay()
-    (want,) = take_normal_path(compute)
-    assert torch.equal(captured, want)
 
 
 # --- launches of Triton's, without a GPU -----------------------------------------------------------------------------

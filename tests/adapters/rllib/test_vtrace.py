@@ -14,7 +14,7 @@ from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import make_time_major, v
 from small import OFF, small_impala
 from updates import assert_updates_of_rllib, build_learner, make_config
 
-from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton, learners, v_trace, vtrace
+from rl_triton_adapters.rllib import TritonIMPALATorchLearner, enable_triton, learners, vtrace
 
 
 def random_vtrace(steps, rows, rng):
@@ -63,21 +63,6 @@ def test_vtrace_refuses_another_shape(name):
     arguments[name] = arguments[name][..., None]
     with pytest.raises(ValueError, match=rf"{name}: got shape \(5, 3, 1\), expected \(5, 3\), that of rewards"):
         vtrace(**arguments)
-
-
-def test_vtrace_stays_on_its_device_in_one_call(monkeypatch):
-    """As for the connector: tensors of the device "meta" have no data."""
-    calls = []
-
-    def estimated(rewards, values, **kwargs):
-        calls.append(kwargs["time_dim"])
-        assert {x.device.type for x in (rewards, values, *kwargs.values()) if torch.is_tensor(x)} == {"meta"}
-        return torch.empty_like(values), torch.empty_like(values)
-
-    monkeypatch.setattr(v_trace, "compute_vtrace", estimated)
-    arguments = {name: x.to("meta") for name, x in random_vtrace(5, 3, np.random.default_rng(0)).items()}
-    assert [tuple(x.shape) for x in vtrace(**arguments)] == [(5, 3)] * 2
-    assert calls == [0]
 
 
 @pytest.mark.parametrize("in_front", [True, False])

@@ -225,8 +225,13 @@ def add_weights(problem: LossProblem, sequences: Sequences, weights: torch.Tenso
     elif problem.per_sequence:
         advantages = sequences.spread(advantages)
     problem.per_sequence = per_sequence
-    product = torch.where((advantages == 0) | (weights == 0), 0, advantages * weights)
+    product = weigh_advantages(advantages, weights)
     problem.set_streams(advantages=product.to(check.find_precision((*problem.inputs, advantages))))
+
+
+def weigh_advantages(advantages: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Products, 0 where one of the two is."""
+    return torch.where((advantages == 0) | (weights == 0), 0, advantages * weights)
 
 
 def share_ratio(problem: LossProblem, sequences: Sequences) -> None:

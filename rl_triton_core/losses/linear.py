@@ -18,7 +18,7 @@ from rl_triton_core._internal.loss.solve import LossFunction, get_gradients
 from rl_triton_core._internal.tokens.linear import LinearFunction, LinearGradients, LinearTokens
 from rl_triton_core._internal.tokens.problem import Stream, TokenLogProbs, TokenProblem, TokenResults
 from rl_triton_core._internal.tokens.split import check_part
-from rl_triton_core.losses.grpo import THROUGH_RATIO, grpo_loss
+from rl_triton_core.losses.grpo import THROUGH_RATIO, grpo_loss, weigh_advantages
 from rl_triton_core.losses.tokens import LOWEST_TEMPERATURE, check_tokens
 
 
@@ -93,7 +93,7 @@ def check_linear(
     if bias is not None:
         check.check_tensor("bias", bias)
         check.check_shape("bias", bias, weight.shape[:1], "that of the weight without the last", hidden.device)
-    if torch.is_autocast_enabled(hidden.device.type):
+    if torch.is_autocast_enabled(hidden.device.type) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     for name, x in (("weight", weight), ("bias", bias)):
@@ -188,6 +188,8 @@ def linear_grpo_loss(
     if reference is not None:
         if ref_log_probs is not None:
             raise ValueError("reference: got one together with ref_log_probs, expected one of the two")
+        if not isinstance(reference, (tuple, list)) or len(reference) not in (2, 3):
+            raise ValueError(f"reference: got {len(reference)} of them, expected hidden states, weight, perhaps a bias")
         with torch.no_grad():
             ref_log_probs = log_probs_of(*reference[:2], tokens, bias=(*reference, None)[2]).log_probs
     streams = {"old_log_probs": old_log_probs, "ref_log_probs": ref_log_probs, "weights": weights, "mask": mask}
@@ -215,14 +217,19 @@ def evaluate_with_gradients(
     given = whole.keywords
     sequences, ratio, weights = Sequences(shape, given["cu_seqlens"], call.mask), given["ratio"], given["weights"]
     shares, factor = share_tokens(sequences, call.tokens, given["aggregation"], given["normalizer"])
-    if call.hidden.dtype != torch.float16:  # whose range may be too small before the loss is scaled
-        shares, factor = shares * factor, None
+    shares, factor = shares * factor, None
+    if call.hidden.dtype == torch.float16 and shares.numel():  # its range may be too small before the loss is scaled
+        factor = shares.abs().amax()
+        shares = shares / torch.where(factor == 0, 1, factor)
+    advantages = given["advantages"]
     streams = {name: given[name] for name in ("old_log_probs", "ref_log_probs", "weights", "advantages")}
     streams["mask"] = shares.to(check.find_precision((call.hidden,)))
     if weights is not None and ratio == "sequence" and given.get("surrogate", "clip") in THROUGH_RATIO:
-        streams["weights"] = sequences.spread(sequences.average(weights.reshape(-1))).to(weights.dtype)
-    if given["advantages"].shape in ((sequences.count,), (sequences.count, 1)):
-        streams["advantages"] = sequences.spread(given["advantages"].reshape(-1))
+        streams["weights"] = None
+        advantages = weigh_advantages(advantages.reshape(-1), sequences.average(weights.reshape(-1)))
+        advantages = advantages.to(check.find_precision((call.hidden, given["advantages"])))
+    if advantages.shape in ((sequences.count,), (sequences.count, 1)):
+        streams["advantages"] = sequences.spread(advantages.reshape(-1))
     streams = {name: None if x is None else x.reshape(-1) for name, x in streams.items()}
     ratio_of_chunk = ratio if ratio == "token" else "sequence-token"
     loss_of = partial(whole, ratio=ratio_of_chunk, aggregation="token-mean", normalizer=1.0)
@@ -249,7 +256,7 @@ def share_tokens(
         shares = shares * sequences.spread(sequences.invert_counts(shares))
     if isinstance(divisor, torch.Tensor):
         return shares, torch.where(divisor == 0, 0, 1 / divisor.double())
-    return shares, 1 / divisor if divisor else 0.0
+    return shares, 1 / float(divisor) if divisor else 0.0
 
 
 def differentiate_chunk(

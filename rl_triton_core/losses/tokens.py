@@ -52,10 +52,10 @@ def token_log_probs(
         inplace_backward: Write the gradient into the memory of the logits, which must not be read afterwards; an
             operation that kept them for its own backward pass then raises PyTorch's error. They must be the result of
             an operation, such as a linear layer. Under torch.compile this is not read: the compiler plans memory.
-        group: Where a vocabulary is split, the process group whose ranks have its parts, of any sizes; ``"world"`` for
-            the default one. All call with the same tokens and mask, and get the same results, for which three numbers
-            per token are exchanged, four with entropies. A loss of these, the same on all, gives each the gradient of
-            its logits; no further exchange. Not under torch.compile.
+        group: Where a vocabulary is split, the process group whose ranks have its parts, of one token or more each;
+            ``"world"`` for the default one. All call with the same tokens and mask, and get the same results, for which
+            three numbers per token are exchanged, four with entropies. A loss of these, the same on all, gives each the
+            gradient of its logits; no further exchange. Not under torch.compile.
         first: The token of the first of a part's logits; `tokens` are those of the whole vocabulary.
         backend: ``"triton"``, ``"cpu"``, ``"reference"``; None chooses by the tensors' device.
 

@@ -165,6 +165,7 @@ def test_chunks_are_of_so_many_bytes(monkeypatch):
     call = linear.LinearTokens(hidden, weight, bias, tokens, None, 1.0, None, None)
     assert call.list_chunks() == [slice(0, 300), slice(300, 600), slice(600, 700)]
     assert call._replace(hidden=hidden[:0]).list_chunks() == [slice(0, 0)]
+    assert call._replace(split=object()).list_chunks() == [slice(0, 700)]  # whatever the size of this part
 
 
 def test_a_second_derivative_is_refused():

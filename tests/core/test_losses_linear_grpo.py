@@ -126,8 +126,34 @@ def test_gradients_of_float16_are_not_lost_before_a_scaled_loss():
     call["hidden"].requires_grad_()
     linear_grpo_loss(**call, normalizer=1e3).loss.backward()
     plain, call["hidden"].grad = call["hidden"].grad.float(), None
-    (1e6 * linear_grpo_loss(**call, normalizer=1e9).loss).backward()
-    torch.testing.assert_close(call["hidden"].grad.float(), plain, rtol=2e-3, atol=1e-5)
+    for scale, mask in ((1e6, 1.0), (1e-6, 1e12), (1e15, 1e-9)):
+        (scale * linear_grpo_loss(**call, normalizer=1e9, mask=torch.full((5, 7), mask)).loss).backward()
+        torch.testing.assert_close(call["hidden"].grad.float(), plain, rtol=2e-3, atol=1e-5)
+        call["hidden"].grad = None
+
+
+def test_a_sum_of_many_tokens_is_not_that_of_float16():
+    hidden, tokens = torch.ones(1, 4096, 1, dtype=torch.float16), torch.zeros(1, 4096, dtype=torch.int64)
+    weight = torch.zeros(2, 1, dtype=torch.float16, requires_grad=True)
+    linear_grpo_loss(
+        hidden, weight, tokens, None, torch.tensor([64.0]), mask=torch.full((1, 4096), 0.5)
+    ).loss.backward()
+    assert weight.grad.flatten().tolist() == [-32.0, 32.0]
+
+
+def test_weights_of_a_sequence_are_not_rounded_and_those_of_tokens_may_differ_in_sign():
+    hidden, weight, tokens = (
+        torch.ones(1, 3, 1),
+        torch.zeros(2, 1, requires_grad=True),
+        torch.zeros(1, 3, dtype=torch.int64),
+    )
+    call = (hidden, weight, tokens, None, torch.tensor([1.0]))
+    weights = torch.tensor([[1.0, 1.0, 1.0078125]], dtype=torch.bfloat16)
+    linear_grpo_loss(*call, ratio="sequence", weights=weights).loss.backward()
+    assert weight.grad[1].item() == pytest.approx(0.5 * (3 + 0.0078125) / 3, rel=1e-6)
+    mask, weights = torch.tensor([[2.0, -1.0, 0.0]]), torch.tensor([[1.0, 4.0, 1.0]])
+    loss = linear_grpo_loss(*call, ratio="sequence", weights=weights, mask=mask, normalizer=1).loss
+    assert loss.item() == 2
 
 
 @pytest.mark.parametrize("ratio, sizes", [("token", [6] * 5 + [5]), ("sequence", [7] * 5)])
@@ -167,6 +193,7 @@ def test_on_a_gpu_nothing_waits(ratio, aggregation):
         "old_log_probs: got shape": {"old_log_probs": torch.zeros(3)},
         "advantages: got shape": {"advantages": torch.zeros(3)},
         "reference: got one together": {"reference": draw(shape=(5, 7))[:2], "ref_log_probs": torch.zeros(5, 7)},
+        "reference: got 1 of them": {"reference": [torch.ones(5, 7, 5)]},
         "ratio: got 'row'": {"ratio": "row"},
         "entropy": {"entropy": 1},
         "clips": {"clips": 1},

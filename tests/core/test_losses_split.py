@@ -28,7 +28,7 @@ def make_logits():
     g = torch.Generator().manual_seed(0)
     logits, tokens = 3 * torch.randn(*SHAPE, SIZE, generator=g), torch.randint(SIZE, SHAPE, generator=g)
     logits[0, 0, :10], logits[0, 1, 5:], tokens[0, :2] = -math.inf, -math.inf, 3
-    logits[0, 2], logits[0, 3, 30], logits[0, 4, 3] = -math.inf, math.nan, math.inf
+    logits[0, 2], logits[0, 3, 30], logits[0, 4, 3], logits[0, 5, :10] = -math.inf, math.nan, math.inf, math.nan
     mask = torch.rand(SHAPE, generator=g) < 0.7
     mask[0] = True
     logits[~mask], tokens[~mask] = math.nan, -100

@@ -143,10 +143,10 @@ class LinearFunction(torch.autograd.Function):
 
 
 def add_product(total: Stream, slopes: torch.Tensor, hidden: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Add slopesᵀ·hidden to a sum, if there is one; on a GPU, no product is rounded to half precision before."""
+    """Add slopesᵀ·hidden to a sum of a dtype, if there is one; no product is rounded to half precision before."""
     if slopes.is_cuda and dtype != slopes.dtype:
         if total is None:
             return torch.mm(slopes.t(), hidden, out_dtype=dtype)
         return torch.addmm(total, slopes.t(), hidden, out_dtype=dtype, out=total)
-    product = torch.mm(slopes.t(), hidden)
-    return product.to(dtype) if total is None else total.add_(product)
+    product = torch.mm(slopes.t().to(dtype), hidden.to(dtype))
+    return product if total is None else total.add_(product)

@@ -49,7 +49,7 @@ def evaluate_rows(address, stride, first, count, size, width, tokens, flags, inv
         logit = (load(address, r * stride + tokens[place]) - peak) * inverse
         log_prob, entropy, log_total = read_sums(logit, narrow(total), narrow(moment))
         numbers[LOG_PROB, place] = log_prob
-        numbers[PEAK, place] = peak
+        numbers[PEAK, place] = peak if total == total else narrow(total)  # NaN, also where nothing else is there
         numbers[LOG_TOTAL, place] = log_total
         numbers[ENTROPY, place] = entropy
 

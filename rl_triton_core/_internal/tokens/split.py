@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,7 @@ class Part(NamedTuple):
         sent = [x for x in (*results[1:3], own, results.entropy) if x is not None]
         rows = groups.gather_rows(torch.stack(sent).view(1, -1), self.group)
         peaks, log_totals, log_probs, *entropies = rows.view(len(rows), len(sent), *problem.tokens.shape).unbind(1)
-        peak, is_empty = peaks.amax(0), peaks == -math.inf  # of NaN alone, or without a finite logit
+        peak, is_empty = peaks.amax(0), peaks == -math.inf
         logs = torch.where(is_empty, peaks, (peaks - peak) / problem.temperature + log_totals)
         log_total = logs.logsumexp(0)
         logs = logs - log_total
@@ -57,10 +58,10 @@ def refuse_owners(wrong: torch.Tensor) -> None:
 
 def check_part(group: Any, first: Any) -> Part | None:
     """Check which part of a vocabulary a call has; None if it has all of it."""
-    if isinstance(first, bool) or not isinstance(first, int):
+    if isinstance(first, bool) or not isinstance(first, Integral):
         raise TypeError(f"first: got {first!r}, expected an int")
-    if first < 0 or (first and group is None):
+    if int(first) < 0 or (first and group is None):
         raise ValueError(f"first: got {first} with group={group!r}, expected at least 0, and 0 without a group")
     if group is not None and check.is_traced():
         raise ValueError("group: got one under torch.compile, expected None there")
-    return None if group is None else Part(first, groups.check_group(group))
+    return None if group is None else Part(int(first), groups.check_group(group))

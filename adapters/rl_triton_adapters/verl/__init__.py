@@ -360,7 +360,7 @@ def install(*, backend: str | None = None) -> None:
         "verl %s computes %s advantages%s with rl_triton_core %s, backend %s%s",
         verl.__version__,
         ", ".join(x for x in ESTIMATORS if x in same) or "no",
-        " and log-probabilities from logits" if tokens else "",
+        " and log-probabilities from logits" + " and hidden states" * ({*LINEAR} <= {*same}) if tokens else "",
         rl_triton_core.__version__,
         backend or "that of the device",
         f", and the policy losses {', '.join(losses)} where the configuration names one" if losses else "",

@@ -216,8 +216,7 @@ def evaluate_with_gradients(
     """The loss that `whole` is of all tokens, and its gradients by what is wanted of hidden states, weight and bias."""
     given = whole.keywords
     sequences, ratio, weights = Sequences(shape, given["cu_seqlens"], call.mask), given["ratio"], given["weights"]
-    shares, factor = share_tokens(sequences, call.tokens, given["aggregation"], given["normalizer"])
-    shares, factor = shares * factor, None
+    shares, factor = share_tokens(sequences, call.tokens, given["aggregation"], given["normalizer"]), None
     if call.hidden.dtype == torch.float16 and shares.numel():  # its range may be too small before the loss is scaled
         factor = shares.abs().amax()
         shares = shares / torch.where(factor == 0, 1, factor)
@@ -245,18 +244,16 @@ def evaluate_with_gradients(
     return result, sums.finish(factor)
 
 
-def share_tokens(
-    sequences: Sequences, tokens: torch.Tensor, aggregation: str, normalizer: Any
-) -> tuple[torch.Tensor, Any]:
-    """The weight of each token in a sum over all of them, and what makes the loss of that: a factor, 0 for 1/0."""
+def share_tokens(sequences: Sequences, tokens: torch.Tensor, aggregation: str, normalizer: Any) -> torch.Tensor:
+    """The weight of each token in the loss; 0 where the loss is divided by 0."""
     shares = sequences.weigh(tokens)
     usual = shares.sum() if aggregation == "token-mean" else float(sequences.count)
     divisor = usual if normalizer is None else normalizer
     if aggregation == "sequence-mean":
         shares = shares * sequences.spread(sequences.invert_counts(shares))
     if isinstance(divisor, torch.Tensor):
-        return shares, torch.where(divisor == 0, 0, 1 / divisor.double())
-    return shares, 1 / float(divisor) if divisor else 0.0
+        return torch.where(divisor == 0, 0, shares / divisor)
+    return shares / float(divisor) if divisor else 0 * shares
 
 
 def differentiate_chunk(

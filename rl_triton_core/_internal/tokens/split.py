@@ -39,11 +39,12 @@ class Part(NamedTuple):
         logs = torch.where(is_empty, peaks, (peaks - peak) / problem.temperature + log_totals)
         log_total = logs.logsumexp(0)
         logs = logs - log_total
-        valid, is_owner = problem.mask is None or problem.mask != 0, log_probs != math.inf
+        is_owner = log_probs != math.inf
+        valid = torch.ones_like(is_owner[0]) if problem.mask is None else problem.mask != 0
         refuse_owners((is_owner.sum(0) != 1) & valid)
         log_prob = torch.where(is_owner, torch.where(is_empty, peaks, log_probs) + logs, 0).sum(0)
         entropy = [multiply_or_zero(logs.exp(), x - logs).sum(0) for x in entropies]
-        log_prob, *entropy = (torch.where(torch.as_tensor(valid), x, 0) for x in (log_prob, *entropy))
+        log_prob, *entropy = (torch.where(valid, x, 0) for x in (log_prob, *entropy))
         return TokenResults(log_prob, peak, log_total, *entropy)
 
 

@@ -475,10 +475,7 @@ def test_either_variable_loads_it_in_a_process():
     for process in processes:
         output, log = process.communicate(timeout=600)
         assert output.split() == ["rl_triton_adapters.verl", "True", "rl_triton_adapters.verl"], log
-        assert (
-            f"computes {', '.join(ATTRIBUTES)} advantages and log-probabilities from logits and hidden states with rl_triton_"
-            in log
-        )
+        assert f"{', '.join(ATTRIBUTES)} advantages and log-probabilities from logits and hidden states with rl_" in log
 
 
 @pytest.mark.parametrize(

@@ -76,10 +76,8 @@ def token_log_probs(
     if not logits.ndim or not logits.shape[-1]:
         raise ValueError(f"logits: got shape {tuple(logits.shape)}, expected a last dimension of size 1 or more")
     check_tokens(tokens, mask, logits.shape[:-1], "that of the logits without the last", logits.device)
-    temperature, part = (
-        check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf),
-        check_part(group, first),
-    )
+    temperature = check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
+    part = check_part(group, first)
     own = tokens if part is None else part.find_own(tokens, logits.shape[-1])
     problem = TokenProblem(logits, own, mask, temperature, part)
     check.check_bool("entropy", entropy)

@@ -299,10 +299,8 @@ ESTIMATORS: dict[str, Callable[..., Advantages]] = {"gae": compute_gae_advantage
 _of_logits = logprobs_from_logits, entropy_from_logits, entropy_from_logits_with_chunking
 TOKENS: dict[str, Callable[..., torch.Tensor]] = {x.__name__: x for x in _of_logits}
 """The same of functions of logits, which are in no registry."""
-LINEAR: dict[str, Callable[..., Any]] = {
-    "FusedLinearForPPOFunction": fused_linear,
-    "linear_cross_entropy": linear_cross_entropy,
-}
+fused_linear.__name__ = "FusedLinearForPPOFunction"  # whose place it takes
+LINEAR: dict[str, Callable[..., Any]] = {x.__name__: x for x in (fused_linear, linear_cross_entropy)}
 """The same of what makes the logits itself; verl calls `apply` of the first."""
 PLACES = dict.fromkeys(TOKENS, "verl.utils.torch_functional") | {
     "FusedLinearForPPOFunction": "verl.utils.experimental.torch_functional",
@@ -348,7 +346,7 @@ def install(*, backend: str | None = None) -> None:
             bound = ours if backend is None else partial(ours, backend=backend)
             if name != LOSS_NAME:
                 value = SimpleNamespace(apply=bound) if ours is fused_linear else bound
-                _replace(vars(_find_module(name)), name if name in PLACES else ours.__name__, value)
+                _replace(vars(_find_module(name)), ours.__name__, value)
             if name not in PLACES:
                 of_losses, of_estimators = core_algos.POLICY_LOSS_REGISTRY, core_algos.ADV_ESTIMATOR_REGISTRY
                 _replace(of_losses if name in LOSSES else of_estimators, name, bound)
@@ -394,8 +392,7 @@ def _find_same_functions() -> dict[str, Callable[..., Any]]:
     """Find what of verl's may be replaced, by which function, and warn of what differs."""
     same, different = {}, []
     for name, ours in {**ESTIMATORS, **LOSSES, **TOKENS, **LINEAR}.items():
-        usual = name if name in PLACES else ours.__name__
-        attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else usual
+        attribute = "compute_policy_loss_vanilla" if name == LOSS_NAME else ours.__name__
         if stock := getattr(module := _find_module(name), attribute, None):
             if difference := _compare(name, ours, stock):
                 place = f"{module.__name__.rpartition('.')[2]}.{attribute}"

@@ -36,7 +36,7 @@ def find_compiled(learner: Any, loss: Any, names: Iterable[str]) -> tuple[dict[s
     reason = find_own([learner.module], stock, PACKAGES) or find_reason(
         {
             f"it is on {learner._device.type}": learner._device.type != "cpu",
-            "the loss is not that of PPO": type(loss) is not FusedLoss,
+            "the loss is not that of PPO": loss is None,
             "several learners average their gradients": learner.config.num_learners > 1,
             "torch_skip_nan_gradients is on": learner.config.torch_skip_nan_gradients,
             "modules share parameters": len({*parameters}) < len(parameters),

@@ -25,7 +25,7 @@ from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.rllib.check import check_ray, read_flags
 from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
 from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces
-from rl_triton_adapters.rllib.loss import FusedAPPOLoss, FusedLoss
+from rl_triton_adapters.rllib.loss import FusedLoss
 from rl_triton_adapters.rllib.update import Update, clip_gradients_at_once, find_own_of, find_replaced_of, logger
 from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace
 from rl_triton_core import check_backend
@@ -61,15 +61,15 @@ class TritonLearner(TorchLearner):
     """Whether batches have as many slots as their episodes make them, so that each learner has shapes of its own."""
     max_graphs: ClassVar[int] = 32
     """How many shapes of batches have a graph."""
-    loss_class: ClassVar[type[FusedLoss] | None] = None
-    """What computes losses in one pass over the minibatch."""
+    has_fused_loss: ClassVar[bool] = False
+    """Whether losses are computed in one pass over the minibatch."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._flags = flags = read_flags(self.config.learner_config_dict)
         self.uses_triton = self._is_described = self._used_estimator = False
         is_wanted = flags.rl_triton and flags.rl_triton_update
-        loss = self.loss_class(self, flags.rl_triton_backend) if is_wanted and self.loss_class else None
+        loss = FusedLoss(self, flags.rl_triton_backend) if is_wanted and self.has_fused_loss else None
         self.triton_update = Update(self, is_wanted, loss)
 
     def build(self) -> None:
@@ -170,7 +170,7 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
     `learner_config_dict`, see `enable_triton`.
     """
 
-    loss_class = FusedLoss
+    has_fused_loss = True
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """RLlib's update."""
@@ -269,9 +269,7 @@ class TritonIMPALATorchLearner(TritonVTraceLearner, IMPALATorchLearner):
 
 
 class TritonAPPOTorchLearner(TritonVTraceLearner, APPOTorchLearner):
-    """`APPOTorchLearner` with our V-Trace and loss. Derive from it to have a learner of your own."""
-
-    loss_class = FusedAPPOLoss
+    """`APPOTorchLearner` with our V-Trace. Derive from it to have a learner of your own."""
 
 
 LEARNERS = {

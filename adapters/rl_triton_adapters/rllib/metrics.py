@@ -42,7 +42,7 @@ class LateMetrics:
             self.metrics.log_value(key, value, **options)
         elif known is not None:  # most calls: those that RLlib makes for every minibatch
             known.append(value)
-        elif options in LAST and (isinstance(value, Tensor) or not self.is_captured):
+        elif options in LAST and (isinstance(value, Tensor | float) or not self.is_captured):  # settings set numbers
             self.keep(key, value)
         elif self.is_captured:
             raise RuntimeError(f"metric {key!r}: got {type(value).__name__} with {options}, expected a last tensor")

@@ -14,7 +14,6 @@ import updates
 from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
-from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from recorded_graphs import allow_captures
@@ -154,34 +153,6 @@ def test_updates_are_compared_and_training_is_the_same(name, monkeypatch, capsys
     lines = re.findall(r"update (\d): parameters moved by (\S+) and differ by (\S+)", capsys.readouterr().out)
     assert [number for number, *_ in lines] == ["1", "2"]
     assert all(float(far) > 0 and float(off) < 1e-3 * float(far) for _, far, off in lines)
-
-
-FAR = {"updates": 5, "spread": 1.0}
-"""Some updates on the experience of a policy so far away that importance ratios are clipped, above and below."""
-LSTM = DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, lstm_cell_size=4, max_seq_len=7)
-
-
-@pytest.mark.parametrize(
-    ("space", "options"),
-    [
-        ("categorical", {"entropy_coeff": [[0, 0.1], [100, 0.01]], "lr": [[0, 1e-2], [100, 1e-3]]}),
-        ("gaussian", {"use_kl_loss": True, "kl_coeff": 1.0, "kl_target": 1e-4, "tau": 0.5}),
-        ("several categorical", {"use_kl_loss": True, "num_epochs": 2, "minibatch_size": 40}),
-        ("categorical", {"use_kl_loss": True, "model": LSTM, "grad_clip": None}),
-        ("gaussian", {"vtrace_clip_rho_threshold": 2.0, "vtrace_clip_pg_rho_threshold": None, "grad_clip_by": "norm"}),
-    ],
-    ids=["categorical-schedules", "gaussian-kl", "several-categorical-minibatches", "lstm", "gaussian-thresholds"],
-)
-def test_fused_losses_of_appo_are_those_of_rllib(space, options):
-    config = make_config(space, "APPO", **options)
-    stock = update_learner(config, space, learner=build_learner(config), **FAR)
-    learner = build_learner(enable_triton(config))
-    assert "; the fused loss of default_policy; " in learner.describe()
-    updates.assert_same_updates(stock, update_learner(config, space, learner=learner, **FAR))
-    ratios = [metrics[POLICY, "mean_IS"] for metrics in stock[0]]
-    assert 0.1 < min(ratios) < max(ratios) < 1.9  # some are clipped, others are not
-    assert stock[0][-1][POLICY, "num_target_updates"] > 0
-    assert (max(x[POLICY, "mean_kl_loss"] for x in stock[0]) > 1e-5) == bool(options.get("use_kl_loss"))
 
 
 def test_modules_have_losses_and_coefficients_of_their_own():

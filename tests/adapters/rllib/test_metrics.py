@@ -100,7 +100,7 @@ def test_other_threads_log_as_before():
     assert metrics.peek("other") == 3 and metrics.peek(("other two", "both")) == 5
 
 
-@pytest.mark.parametrize(("value", "options"), [(4, {"window": 1}), (torch.tensor(1.0), {"reduce": "sum"})])
+@pytest.mark.parametrize(("value", "options"), [(4, {"window": 1}), (torch.tensor(1.0), {"reduce": "sum"}), (0.5, {})])
 def test_a_captured_step_logs_last_tensors_alone(value, options):
     with pytest.raises(RuntimeError, match="metric 'x': got .*, expected a last tensor"):
         LateMetrics(MetricsLogger(), is_captured=True).log_value("x", value, **options)

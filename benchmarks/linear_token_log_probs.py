@@ -1,8 +1,9 @@
 """Log-probabilities and entropies of tokens from hidden states, and gradients by these and the last layer's weight.
 
 *Bound* makes the logits, and the products of the layer and its gradients alone. *Eager* computes in float32 what the
-others do; *in place* is the layer with `token_log_probs` in the memory of the logits. *GRPO* is `linear_grpo_loss` with
-entropies, beside Liger's fused linear loss, which has none. Peaks are beyond the inputs.
+others do; *in place* is the layer with `token_log_probs` in the memory of the logits; *TRL* is the function of TRL's
+trainer. *GRPO* is `linear_grpo_loss` with entropies, beside that function with TRL's loss, and beside Liger's fused
+linear loss, which has no entropies. Peaks are beyond the inputs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import importlib.util
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.nn.functional import linear
@@ -21,6 +22,8 @@ from benchmarks.results import Row
 from benchmarks.token_log_probs import CHECKED_TOKENS, LENGTH, Results, Way, compute_ours, compute_plain
 from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
+
+Loss = Callable[..., torch.Tensor]
 
 
 class Setting(NamedTuple):
@@ -49,13 +52,18 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=options.device)
     leaves = [x.to(getattr(torch, setting.dtype)).requires_grad_() for x in (hidden, weight)]
     ways: dict[str, Way] = {"eager": compute_eagerly, "in place": compute_in_place, "ours": compute_linear}
+    losses: dict[str, Loss] = {"GRPO": compute_loss}
+    if all(map(importlib.util.find_spec, ("trl", "accelerate", "datasets"))):
+        ways["TRL"], losses["TRL's GRPO"] = compute_as_trl, compute_loss_as_trl
     few, own = tokens[:CHECKED_TOKENS], (leaves[0][:CHECKED_TOKENS].detach(), leaves[1].detach())
-    for got, want in zip(compute_linear(*own, few), compute_eagerly(*(x.double() for x in own), few), strict=True):
+    exact = compute_eagerly(*(x.double() for x in own), few)
+    for got, want in (pair for way in ways.values() for pair in zip(way(*own, few), exact, strict=True)):
         assert_close(got.cpu(), want.cpu(), rtol=1e-4 if setting.dtype == "float32" else 2**-5)
     arms = {name: partial(run_both, way, *leaves, tokens) for name, way in ways.items()}
     advantages = make(setting.tokens)
-    check_loss(*own, few, advantages[: len(few)])
-    arms["GRPO"] = lambda: torch.autograd.grad(compute_loss(*leaves, tokens, advantages), leaves)
+    for name, loss in losses.items():
+        check_loss(loss, *own, few, advantages[: len(few)])
+        arms[name] = partial(run_both, loss, *leaves, tokens, advantages)
     if options.device == "cuda" and importlib.util.find_spec("liger_kernel"):
         arms["Liger's GRPO"] = make_liger(*leaves, tokens, advantages)
     arms["bound"] = partial(make_products, *(x.detach() for x in leaves))
@@ -75,9 +83,18 @@ def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Ten
     return linear_token_log_probs(hidden, weight, tokens, entropy=True)
 
 
-def run_both(way: Way, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> None:
-    log_probs, entropy = way(hidden, weight, tokens)
-    torch.autograd.grad((log_probs.sum(), entropy.sum()), (hidden, weight))
+def compute_as_trl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """As TRL's trainer calls it, for both results."""
+    utils: Any = importlib.import_module("trl.trainer.utils")
+    about = None, tokens, 1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy")
+    log_probs, entropy, *_ = utils._ChunkedLogProbFunction.apply(hidden, weight, *about)
+    return log_probs, entropy
+
+
+def run_both(way: Way | Loss, *given: torch.Tensor) -> None:
+    """With the gradients by hidden states and weight of all that is found."""
+    found = way(*given)
+    torch.autograd.grad([x.sum() for x in (found if isinstance(found, tuple) else (found,))], given[:2])
 
 
 def compute_loss(*given: torch.Tensor) -> torch.Tensor:
@@ -86,12 +103,23 @@ def compute_loss(*given: torch.Tensor) -> torch.Tensor:
     return linear_grpo_loss(hidden, weight, tokens, None, advantages, entropy=True, entropy_coef=COEFFICIENT).loss
 
 
-def check_loss(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, advantages: torch.Tensor) -> None:
+def compute_loss_as_trl(*given: torch.Tensor) -> torch.Tensor:
+    """TRL's "bnpo" where the responses are of this policy, less the bonus for entropies."""
+    *layer, tokens, advantages = given
+    log_probs, entropy = compute_as_trl(*layer, tokens)
+    ratio = (log_probs - log_probs.detach()).exp()
+    losses = -torch.min(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+    return losses.mean() - COEFFICIENT * entropy.mean()
+
+
+def check_loss(
+    loss: Loss, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, advantages: torch.Tensor
+) -> None:
     """Compare the gradient by hidden states with that of float64, where the ratio is 1."""
     leaves = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight) for dtype in (x.dtype, torch.float64)]
     log_probs, entropy = compute_eagerly(leaves[1], leaves[3], tokens)
     exact = -(advantages * log_probs + COEFFICIENT * entropy).mean()
-    got = torch.autograd.grad(compute_loss(leaves[0], leaves[2], tokens, advantages), (leaves[0], leaves[2]))
+    got = torch.autograd.grad(loss(leaves[0], leaves[2], tokens, advantages), (leaves[0], leaves[2]))
     for x, want in zip(got, torch.autograd.grad(exact, (leaves[1], leaves[3])), strict=True):
         bound = (1e-4 if x.dtype == torch.float32 else 2**-5) * want.abs().max().item()
         torch.testing.assert_close(x.double(), want, rtol=0, atol=bound)

@@ -135,19 +135,14 @@ def test_gradients_of_float16_are_not_lost_before_a_scaled_loss():
 def test_a_sum_of_many_tokens_is_not_that_of_float16():
     hidden, tokens = torch.ones(1, 4096, 1, dtype=torch.float16), torch.zeros(1, 4096, dtype=torch.int64)
     weight = torch.zeros(2, 1, dtype=torch.float16, requires_grad=True)
-    linear_grpo_loss(
-        hidden, weight, tokens, None, torch.tensor([64.0]), mask=torch.full((1, 4096), 0.5)
-    ).loss.backward()
+    mask, advantages = torch.full((1, 4096), 0.5), torch.tensor([64.0])
+    linear_grpo_loss(hidden, weight, tokens, None, advantages, mask=mask).loss.backward()
     assert weight.grad.flatten().tolist() == [-32.0, 32.0]
 
 
 def test_weights_of_a_sequence_are_not_rounded_and_those_of_tokens_may_differ_in_sign():
-    hidden, weight, tokens = (
-        torch.ones(1, 3, 1),
-        torch.zeros(2, 1, requires_grad=True),
-        torch.zeros(1, 3, dtype=torch.int64),
-    )
-    call = (hidden, weight, tokens, None, torch.tensor([1.0]))
+    weight = torch.zeros(2, 1, requires_grad=True)
+    call = torch.ones(1, 3, 1), weight, torch.zeros(1, 3, dtype=torch.int64), None, torch.tensor([1.0])
     weights = torch.tensor([[1.0, 1.0, 1.0078125]], dtype=torch.bfloat16)
     linear_grpo_loss(*call, ratio="sequence", weights=weights).loss.backward()
     assert weight.grad[1].item() == pytest.approx(0.5 * (3 + 0.0078125) / 3, rel=1e-6)

@@ -1,6 +1,7 @@
 """The adapter of TRL against its trainer: losses, gradients and metrics of a tiny model, and what is trained."""
 
 import os
+from argparse import Namespace
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # for TRL 1.15, which has kernels alone
 trl_step = pytest.importorskip("benchmarks.trl_step", exc_type=ImportError)
+layers = pytest.importorskip("benchmarks.linear_token_log_probs")
 TritonGRPOTrainer, GRPOTrainer = trl_step.TritonGRPOTrainer, trl_step.GRPOTrainer
 transformers = pytest.importorskip("transformers")
 VOCABULARY, RESPONSE = len(trl_step.WORDS), 7
@@ -193,3 +195,8 @@ def test_switched_off_in_the_environment_it_is_stock(tmp_path, monkeypatch):
     for name in ("grpo_loss", "linear_token_log_probs"):
         monkeypatch.setattr(f"rl_triton_adapters.trl.{name}", None)
     check_same(*make_both(tmp_path, {}), 0)
+
+
+def test_the_benchmark_of_the_last_layer_compares_and_times_that_of_trl():
+    rows = layers.measure(layers.SETTINGS["quick"][0], Namespace(device="cpu", seconds=1e-3))
+    assert {row.arm for row in rows if row.metric == "full"} >= {"TRL", "TRL's GRPO", "GRPO"}

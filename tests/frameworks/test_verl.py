@@ -1,17 +1,16 @@
 """The adapter against the functions of the installed verl: their numbers at valid tokens, gradients and metrics."""
 
-import ast
 import importlib
 import inspect
 import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Optional
 
 import pytest
 import torch
+from test_recipes import extract, find_source
 
 verl = pytest.importorskip("verl")
 
@@ -281,18 +280,11 @@ def test_what_hidden_states_are_asked_for_besides_is_verls(name, monkeypatch):
     assert getattr(adapter._find_module(name), name) is stock
 
 
-def extract_function(name, path, names):
-    """A function of an installed file whose other imports are not wanted here."""
-    tree = ast.parse(Path(path).read_text())
-    (node,) = (x for x in tree.body if isinstance(x, ast.FunctionDef) and x.name == name)
-    exec(compile(ast.Module([node], []), str(path), "exec"), names)
-    return names[name]
-
-
 def make_dispatcher():
-    path = Path(inspect.getfile(verl)).parent / "trainer" / "ppo" / "ray_trainer.py"
     names = {"core_algos": core_algos, "DataProto": DataProto, "AlgoConfig": AlgoConfig, "Optional": Optional}
-    return extract_function("compute_advantage", path, {**names, "AdvantageEstimator": core_algos.AdvantageEstimator})
+    names["AdvantageEstimator"] = core_algos.AdvantageEstimator
+    source = find_source("verl", "trainer/ppo/ray_trainer.py")  # whose other imports are not wanted here
+    return extract(source, ["compute_advantage"], names).compute_advantage
 
 
 @pytest.mark.parametrize("estimator", ATTRIBUTES)
@@ -342,14 +334,12 @@ def read_places():
     return [{name: x for name, x in places.items() if callable(x)} for places in (*map(vars, MODULES), *registries)]
 
 
-def test_what_others_put_in_place_after_us_stays():
+def test_what_others_put_in_place_after_us_stays(monkeypatch):
+    monkeypatch.setattr(core_algos, "compute_gae_advantage_return", STOCK_GAE)
     adapter.install()
     core_algos.compute_gae_advantage_return = max
     adapter.uninstall()
-    try:
-        assert core_algos.compute_gae_advantage_return is max
-    finally:
-        core_algos.compute_gae_advantage_return = STOCK_GAE
+    assert core_algos.compute_gae_advantage_return is max
 
 
 def test_the_backend_asked_for_computes(caplog):
@@ -502,9 +492,8 @@ def plugin(monkeypatch):
 
 @pytest.mark.parametrize("flag", [None, ""])
 def test_without_its_flag_the_plugin_imports_nothing(flag, plugin, monkeypatch):
-    if flag is None:
-        monkeypatch.delenv("RL_TRITON", raising=False)
-    else:
+    monkeypatch.delenv("RL_TRITON", raising=False)
+    if flag is not None:
         monkeypatch.setenv("RL_TRITON", flag)
     plugin()
     assert "rl_triton_adapters.verl" not in sys.modules

@@ -10,6 +10,7 @@ hand. Figures are drawn where matplotlib is installed.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 import re
@@ -20,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.calls import HEADLINE, ON_GPU, Suite
-from benchmarks.end_to_end import ARMS as LOOP_ARMS
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
@@ -243,18 +243,6 @@ def describe_setting(row: Row) -> str:
     return text.strip() + ", recomputed" * (x["recompute"] == "yes")
 
 
-def list_shares() -> str:
-    """The share of the advantage step by framework and machine, its bound, and the measured speed-ups."""
-    lines = []
-    for name, title in LOOPS.items():
-        for machine, result in read_machines(name).items():
-            share, bound = (select_rows(result.rows, "stock", metric) for metric in ("share", "bound"))
-            gains = (describe_range(select_rows(result.rows, arm, "speed-up")) for arm in LOOP_ARMS[1:])
-            where = f"{title}, {name_device(machine)}"
-            lines.append([where, f"{describe_range(share)} %", describe_range(bound), *gains])
-    return make_table(["", "share", "bound", "our advantages", "all that is replaced"], lines)
-
-
 def describe_range(rows: Sequence[Row]) -> str:
     medians = sorted(row.median for row in rows if row.median is not None)
     return " to ".join(dict.fromkeys(map(format_number, (medians[0], medians[-1])))) if medians else "–"
@@ -272,20 +260,28 @@ def describe_rllib() -> str:
 
 
 def describe_training() -> str:
-    """How much faster updates are with all that is replaced, beside those of Stable-Baselines3."""
-    texts = [describe_rllib()]
-    for gpu, rows in select_robotics(variant="", processes=1).items():
+    """How much faster whole training with Stable-Baselines3 is, and updates of other frameworks."""
+    gains: dict[str, list[Row]] = {}
+    for place, on_cpu in itertools.product(EXPECTED.values(), (True, False)):
+        rows = select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")
+        gains.setdefault("CPU" if on_cpu else "GPU", []).extend(rows[-1:])
+    ranges = ", ".join(f"{describe_range(rows)} times as fast on a {device}" for device, rows in gains.items())
+    whole = "Whole training with Stable-Baselines3, environments included, is, by median,"
+    texts = [f"{whole} {ranges}, by algorithm and task.", describe_rllib()]
+    for gpu, rows in select_robotics(**PLAIN).items():
         where = f"{describe_range(select_rows(rows, 'stock', 'over ours'))} times as fast on an {gpu}"
         plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
         texts.append(f"{plain} are, by median, {where}.")
     return "\n".join(textwrap.fill(x, 120, initial_indent="* ", subsequent_indent="  ") for x in texts)
 
 
+ROBOTICS, PLAIN = {"num_steps": 24, "num_envs": 4096, "step": "update"}, {"variant": "", "processes": 1}
+
+
 def select_robotics(**setting: Any) -> dict[str, list[Row]]:
     """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
     gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
-    chosen = {"num_steps": 24, "num_envs": 4096, "step": "update", **setting}
-    return {name_processor(*x): select_rows(x[1].rows, **chosen) for x in gpus}
+    return {name_processor(*x): select_rows(x[1].rows, **ROBOTICS | setting) for x in gpus}
 
 
 def write_robotics(package: str) -> str:
@@ -333,7 +329,13 @@ def list_adapter_versions() -> str:
     return make_table(["", "the adapter", "a recipe", "refused with an `ImportError`"], table)
 
 
-def estimate_isaac_lab() -> str:
+def write_isaac_lab() -> str:
+    factors, table = estimate_isaac_lab()
+    heads = [f"with an update {factor:.1f} times as fast" for factor in factors]
+    return make_table(["task", "share of the update", *heads, "with an update that takes no time"], table)
+
+
+def estimate_isaac_lab() -> tuple[list[float], list[list[str]]]:
     """What a faster update makes of whole iterations, by the shares that Isaac Lab publishes: Amdahl's law.
 
     Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update, with TF32
@@ -346,8 +348,7 @@ def estimate_isaac_lab() -> str:
         share = 1 - task["training"] / task["inference"]
         whole = [1 / (1 - share + share / factor) for factor in (*factors, math.inf)]
         table.append([task["task"], f"{share:.0%}", *(f"{x:.2f}×" for x in whole)])
-    heads = [f"with an update {factor:.1f} times as fast" for factor in factors]
-    return make_table(["task", "share of the update", *heads, "with an update that takes no time"], table)
+    return factors, table
 
 
 # --- README.md --------------------------------------------------------------------------------------------------------
@@ -357,10 +358,12 @@ EIGHT = PPO | {"num_envs": 8, "num_steps": 256, "minibatches": 32}
 EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {  # what users of Stable-Baselines3 have, and where it is measured
     "PPO, CartPole, defaults: 1 environment": ("sb3", PPO | {"num_envs": 1, "num_steps": 2048, "env": "CartPole-v1"}),
     "PPO, CartPole, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "CartPole-v1"}),
+    "PPO, Hopper, RL Zoo's settings": ("sb3", {"env": "Hopper-v5, RL Zoo"}),
+    "PPO, HalfCheetah, RL Zoo's settings": ("sb3", {"env": "HalfCheetah-v5, RL Zoo"}),
     "PPO, CartPole, 64 environments, 4 epochs": ("sb3", PPO | {"num_envs": 64, "env": "CartPole-v1"}),
     "PPO, Pendulum, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "Pendulum-v1"}),
     "PPO, Pendulum, 16 environments, 10 epochs": ("sb3", PPO | {"num_envs": 16, "env": "Pendulum-v1"}),
-    "PPO, pictures (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
+    "PPO, images (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
     "MaskablePPO, CartPole, 8 environments": ("sb3", EIGHT | {"env": "CartPole-v1, MaskablePPO"}),
     "RecurrentPPO, CartPole": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
     "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
@@ -378,6 +381,32 @@ ON_DEVICE = {
     for envs, units in ((64, 64), (256, 64), (1024, 128), (4096, 64), (16384, 128))
 }
 """The same of a single-file PPO whose environments are tensors."""
+
+
+FIRST: dict[str, tuple[str, dict[str, Any], bool]] = {  # a row for each kind of user, and whether it is of a CPU
+    "PPO, CartPole, Stable-Baselines3's defaults": (*EXPECTED["PPO, CartPole, defaults: 1 environment"], True),
+    "PPO, Hopper, settings of RL Zoo": (*EXPECTED["PPO, Hopper, RL Zoo's settings"], True),
+    "PPO, image observations, Stable-Baselines3": (*EXPECTED["PPO, images (`CnnPolicy`), 8 environments"], False),
+    "SAC, Pendulum, Stable-Baselines3's defaults": (*EXPECTED["SAC, Pendulum"], False),
+    "PPO, CartPole, RLlib's defaults": ("rllib_training", {"num_envs": 1, "num_epochs": 30}, True),
+    "PPO, RSL-RL, 4096 environments: the update": ("robotics", ROBOTICS | {"package": "rsl_rl"} | PLAIN, False),
+}
+
+
+def list_first() -> str:
+    """The rows of FIRST, and how much faster an update makes training where simulation takes time too."""
+    lines, places, commits = [], dict[str, None](), dict[str, None]()
+    for title, (benchmark, setting, on_cpu) in FIRST.items():
+        machine, result, rows = find_expected(benchmark, setting, on_cpu)
+        lines.append([f"{title}, {name_device(machine)}", *list_gain(rows)])
+        places[name_place(machine, result)] = None
+        commits |= {f"`{row.commit[:7]}`": None for row in rows}
+    wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
+    estimate = f"{min(wholes)} to {max(wholes)}, estimated"
+    lines.append(["the same in training with Isaac Lab, by task, GPU", "", estimate])
+    table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
+    note = f"Whole training, environments included, but for that update. Medians and quartiles, on {', '.join(places)}"
+    return f"{table}\n\n{note}; commits {', '.join(commits)}."
 
 
 PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
@@ -408,10 +437,10 @@ def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tupl
 
 def list_gain(rows: Sequence[Row]) -> list[str]:
     """Steps per second of stock and ours, and the ratio with its quartiles; dashes if they were not measured."""
-    gain = next((row for row in select_rows(rows, metric="speed-up")[::-1] if row.median), None)
+    gain = next((row for row in rows[::-1] if row.metric in ("speed-up", "over ours") and row.median), None)
     if gain is None:
         return ["–", "–"]
-    rates = [count_steps(rows, arm) for arm in ("stock", gain.arm)]
+    rates = [count_steps(rows, arm) for arm in ("stock", "ours" if gain.arm == "stock" else gain.arm)]
     return [" → ".join(map(format_number, rates)), format_row(gain)]
 
 
@@ -419,9 +448,9 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
     for row in select_rows(rows, arm):
         if row.metric == "steps":
             return row.median
-        if row.metric == "iteration" and row.median:
+        if row.metric in ("iteration", "full") and row.median:
             x = row.read_setting()
-            return int(x["num_envs"]) * int(x["num_steps"]) / row.median * 1000
+            return int(x.get("train_batch_size") or int(x["num_envs"]) * int(x["num_steps"])) / row.median * 1000
     return None
 
 
@@ -449,16 +478,16 @@ PARTS: dict[str, Callable[[], str]] = {
     "on_device": partial(list_expected, ON_DEVICE),
     "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
-    "shares": list_shares,
     "versions": list_versions,
     "adapter_versions": list_adapter_versions,
-    "isaac_lab": estimate_isaac_lab,
+    "isaac_lab": write_isaac_lab,
+    "first": list_first,
 }
 
 # --- figures ----------------------------------------------------------------------------------------------------------
 
-INK, PALE, ACCENT, GREEN, RED = "#7a828c", "#b0b6bd55", "#5c6bc0", "#43a047", "#e53935"
-"""Readable on white and on a dark page, since figures have no background."""
+INK, PALE, ACCENT, GREEN, RED = "#24292f", "#b0b6bd55", "#3949ab", "#2e7d32", "#c62828"
+"""Each with a contrast of at least 4.5 on the white background that figures have on pages of any color."""
 SIDES = ("low", "high")
 
 
@@ -466,9 +495,9 @@ def draw_figures() -> dict[str, Figure]:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    style = {"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 8}
+    style = {"svg.hashsalt": "rl-triton-core", "svg.fonttype": "none", "font.size": 9}
     colored = ("text.color", "axes.edgecolor", "axes.labelcolor", "axes.titlecolor", "xtick.color", "ytick.color")
-    mpl.rcParams.update(style | {"savefig.transparent": True, "legend.framealpha": 0} | dict.fromkeys(colored, INK))
+    mpl.rcParams.update(style | {"legend.framealpha": 0} | dict.fromkeys(colored, INK))
     figures = {f"{machine}_speed_up": draw_speed_up(machine) for machine in read_machines("calls_sweep")}
     figures["training"] = draw_expected()
     if found := read_machines("learning"):
@@ -498,28 +527,26 @@ def draw_speed_up(machine: str) -> Figure:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=7)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
 def draw_expected() -> Figure:
-    """Two bars for each setting, on a CPU and on a GPU: how many times faster whole training is, with quartiles."""
-    figure, (panel,) = make_panels(1, 1, 6.4, 0.29 * len(EXPECTED) + 0.6)
-    for on_cpu, color, shift in ((True, ACCENT, -0.19), (False, GREEN, 0.19)):
-        found = [select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:] for place in EXPECTED.values()]
-        gains = {place + shift: row for place, rows in enumerate(found) for row in rows if row.median}
-        medians = [row.median for row in gains.values()]
-        spread = [[abs(getattr(row, side) - row.median) for row in gains.values()] for side in SIDES]
-        panel.barh(
-            [*gains], medians, xerr=spread, height=0.36, color=color, ecolor=INK, label="CPU" if on_cpu else "GPU"
-        )
-    panel.axvline(1, color=INK, linewidth=0.5)
-    panel.set_yticks(range(len(EXPECTED)), [title.replace("`", "") for title in EXPECTED])
-    panel.invert_yaxis()
-    panel.set(xlabel="times faster than Stable-Baselines3, whole training")
-    panel.legend(loc="lower right")
-    for side in ("top", "right"):
-        panel.spines[side].set_visible(False)
+    """How many times faster whole training is: a bar for each device, narrow enough for a phone."""
+    figure, (panel,) = make_panels(1, 1, 4.4, 0.52 * len(EXPECTED))
+    panel.axvline(1, color=PALE, linewidth=0.8)
+    height = 0.0
+    for title, place in EXPECTED.items():
+        panel.text(0.05, height, title.replace("`", ""), va="center")
+        for on_cpu, color in ((True, ACCENT), (False, GREEN)):
+            for row in select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:]:
+                height += 0.3
+                bar = panel.barh(height, row.median or 0, height=0.27, color=color)
+                panel.bar_label(bar, [f"{format_number(row.median)}× {'CPU' if on_cpu else 'GPU'}"], padding=3)
+        height += 0.36
+    panel.set(xlim=(0, 11.5), ylim=(height, -0.3), yticks=[])
+    panel.set_xlabel("times as fast as Stable-Baselines3, whole training")
+    panel.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -544,7 +571,7 @@ def draw_learning(found: dict[str, Result]) -> Figure:
             panel.axhline(float(rows[0].read_setting()["target_return"]), color=INK, linewidth=0.5)
             panel.set(xlabel=unit, ylabel="return")
         pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}")
-        pair[0].legend(fontsize=6)
+        pair[0].legend()
     return figure
 
 

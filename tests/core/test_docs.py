@@ -29,15 +29,12 @@ MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "retur
 MODULES += [f"losses.{name}" for name in ("ppo", "grpo", "group")]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page):
-    path = ROOT / page
-    if not path.exists():
-        pytest.skip("only the package is here")
-    blocks = re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL)
+@pytest.mark.parametrize("name", PAGES)
+def test_python_blocks_run(name):
+    blocks = re.findall(r"```python\n(.*?)```", page(name), re.DOTALL)
     assert blocks
     source = "\n".join(block for block in blocks if "rl_triton_adapters" not in block)
-    exec(compile(source, page, "exec"), {})
+    exec(compile(source, name, "exec"), {})
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def evaluate_agent(agent: Any, args: argparse.Namespace) -> Tensor:
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose, and whose loss")
+    parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose")
     parser.add_argument("--env", choices=list(ENVIRONMENTS), default="cartpole")
     parser.add_argument("--device", type=device, default="cpu")
     parser.add_argument("--seed", type=SEED, default=1)

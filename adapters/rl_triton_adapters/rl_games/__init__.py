@@ -1,4 +1,4 @@
-"""RL-Games: PPO agents with the advantages of `rl_triton_core`, captured updates, and its loss of continuous actions.
+"""RL-Games: PPO agents with the advantages of `rl_triton_core` and captured updates.
 
 One line turns them on, before the runner runs; configurations keep their names:
 
@@ -19,13 +19,10 @@ from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import compute_gae
-from rl_triton_core.losses import LogProbs, ppo_loss
-from rl_triton_core.reach import is_written_in
 
 try:
     from rl_games.algos_torch.a2c_continuous import A2CAgent
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
-    from rl_games.common import common_losses
 
     from rl_triton_adapters.rl_games.step import PACKAGES, CapturedUpdateMixin
 except ImportError as error:
@@ -96,68 +93,7 @@ def solve(agent: Any, values: Tensor, rewards: Tensor, **ends: Any) -> Tensor:
 
 
 class TritonA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, A2CAgent, Described):
-    """PPO of RL-Games for continuous actions, with advantages and loss of `rl_triton_core`, captured on a GPU.
-
-    The loss is RL-Games' own with masks of sequences, several values per state, `use_experimental_cv: False` beside a
-    central value network, mixed precision, `ppo: False`, or another `actor_loss_func` than the clipped one. A user's
-    agent that this class stands in front of keeps its own `calc_losses`. An RL-Games without that method, such as 1.6.1
-    and Isaac Lab's, computes the loss itself.
-    """
-
-    def calc_losses(self, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Compute the loss of a minibatch, as `compute_losses`, or as the agent does."""
-        own = find_override(self, ["calc_losses"], PACKAGES, behind=TritonA2CAgent)
-        losses = None if own or not self.enabled else compute_losses(self, *args, **kwargs)
-        if losses is None:
-            stock: tuple[Any, ...] = super().calc_losses(*args, **kwargs)
-            return stock
-        return losses
-
-
-def compute_losses(
-    agent: Any,
-    actor_loss_func: Any,
-    old_action_log_probs_batch: Tensor,
-    action_log_probs: Tensor,
-    advantage: Tensor,
-    curr_e_clip: float,
-    value_preds_batch: Tensor,
-    values: Tensor,
-    return_batch: Tensor,
-    mu: Tensor,
-    entropy: Tensor,
-    rnn_masks: Tensor | None,
-) -> tuple[Any, ...] | None:
-    """Compute the loss of a minibatch, as `A2CAgent.calc_losses` does; None where it is to be RL-Games' own.
-
-    Arguments are those of the method, log-probabilities negative ones: [batch], values and their targets
-    [batch, value_size], means [batch, num_actions]. Results are its own too: total, actor's and critic's loss, entropy,
-    loss of the bounds, and the masks' size or None.
-    """
-    is_known = actor_loss_func is common_losses.actor_loss and is_written_in(PACKAGES, actor_loss_func)
-    clipped = agent.ppo and is_known and not agent._rl_triton.replaced
-    plain = agent.has_value_loss and values.shape[-1] == 1 and rnn_masks is None and not agent.mixed_precision
-    if not (clipped and plain):
-        return None
-    result = ppo_loss(
-        LogProbs(-action_log_probs, entropy),
-        None,
-        -old_action_log_probs_batch,
-        advantage,
-        values=values.flatten(),
-        returns=return_batch.flatten(),
-        old_values=value_preds_batch.flatten(),
-        clip=curr_e_clip,
-        value_coef=0.5 * agent.critic_coef,
-        value_clip=curr_e_clip if agent.clip_value else None,
-        value_clip_mode="cleanrl",
-        entropy_coef=agent.entropy_coef,
-    )
-    coef = agent.bounds_loss_coef  # None, where the configuration has none
-    bounds = {"regularisation": agent.reg_loss, "bound": agent.bound_loss}.get(agent.bound_loss_type)
-    b_loss = torch.zeros((), device=mu.device) if bounds is None or coef is None else bounds(mu).mean()
-    loss = result.loss if coef is None else result.loss + b_loss * coef
-    return loss, result.policy_loss, result.value_loss, result.entropy, b_loss, None
+    """PPO of RL-Games for continuous actions, with the advantages of `rl_triton_core`, captured on a GPU."""
 
 
 class TritonDiscreteA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, DiscreteA2CAgent, Described):

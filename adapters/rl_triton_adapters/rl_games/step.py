@@ -50,11 +50,10 @@ class CentralValueUpdate(CapturedUpdate):
         return loss
 
 
-def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours: Any) -> str:
+def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours: Any) -> None:
     """Find out how the steps of a trainer, whose method of this name makes them, are made.
 
-    `stock` says why they are RL-Games' own, and `ours` runs in the place of the method. Returns what RL-Games' methods
-    call or read that is a user's.
+    `stock` says why they are RL-Games' own, and `ours` runs in the place of the method.
     """
     called = overrides.list_stock(type(trainer), name, PACKAGES)[0]
     replaced, settings = overrides.find_settings(trainer, [called], PACKAGES, (*INPUTS, "last_lr"))
@@ -63,7 +62,6 @@ def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours
     update.find_step([trainer.model], [trainer.optimizer], stock=stock, is_averaged=trainer.multi_gpu)
     things = [*overrides.list_modules(trainer.model), trainer.optimizer]
     update.keep_settings([getattr(trainer, "scaler", None), *settings, overrides.reach([called], things, PACKAGES)])
-    return replaced
 
 
 @contextmanager
@@ -116,7 +114,7 @@ class AgentUpdate(CapturedUpdate):
     def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
         self.agent, self.central_value = agent, CentralValueUpdate()
-        self.is_prepared, self.replaced = False, ""  # what RL-Games' methods call or read that is a user's
+        self.is_prepared = False
         self.checks = DeferredChecks()  # of the step that is made
         self.refusals: list[Tensor] = []  # of each step of an epoch, whether a check has failed
         self.has_fused_kernel = getattr(agent, "use_fused_kernel", False)  # RL-Games 2's, which takes numbers
@@ -133,7 +131,7 @@ class AgentUpdate(CapturedUpdate):
             "actor_loss_func is not RL-Games'": not is_written_in(PACKAGES, agent.actor_loss_func),
         }
         stock = self.find_refusal(mode) or find_reason(reasons)
-        self.replaced = find_step(self, agent, "calc_gradients", stock)
+        find_step(self, agent, "calc_gradients", stock)
         agent.use_fused_kernel = self.has_fused_kernel and bool(self.stock)
 
     def find_refusal(self, mode: Any) -> str:

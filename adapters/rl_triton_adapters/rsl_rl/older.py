@@ -3,10 +3,9 @@
 from inspect import signature
 from typing import Any
 
-from rl_triton_adapters.common.update import CapturedUpdate
-
-# isort: split
 from rsl_rl.algorithms import PPO
+
+from rl_triton_adapters.common.update import CapturedUpdate
 
 if "obs" not in signature(PPO.compute_returns).parameters:
     raise ImportError("its PPO takes observations of the critic apart")

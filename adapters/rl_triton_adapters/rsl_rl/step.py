@@ -8,6 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from rsl_rl import modules
+from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel, RNNModel
 from torch import Tensor, distributed, nn
 from torch.distributions import Normal
 
@@ -16,11 +19,6 @@ from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find
 from rl_triton_adapters.rsl_rl.older import PACKAGES, UPDATE_NORMALIZES
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
-
-# isort: split
-from rsl_rl import modules
-from rsl_rl.algorithms import PPO
-from rsl_rl.models import MLPModel, RNNModel
 
 OWN: Any = getattr(modules, "distribution", None)  # RSL-RL's distributions; up to version 4, it has PyTorch's `Normal`
 GAUSSIANS = (OWN.GaussianDistribution, OWN.HeteroscedasticGaussianDistribution) if OWN else (Normal,)

@@ -4,15 +4,13 @@ from inspect import signature
 from typing import Any
 
 import torch
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.compiled import Compiled, act, find_compiled
 from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
-
-# isort: split
-from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 
 class ActingMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):

@@ -7,6 +7,7 @@ from types import MethodType, NoneType
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
+from stable_baselines3.common.base_class import BaseAlgorithm
 from torch import nn
 from torch.optim import Optimizer
 
@@ -15,9 +16,6 @@ from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import CapturedUpdate
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import warn
-
-# isort: split
-from stable_baselines3.common.base_class import BaseAlgorithm
 
 DEVICES = ("cpu", "cuda")
 PACKAGES = ("stable_baselines3", "sb3_contrib")
@@ -47,6 +45,10 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     _asked: tuple[Any, str] = (), ""
     _find_compiled: Any
     _modes: Any
+    _make_step: Any
+    """Make one gradient step. Returns its statistics."""
+    _compute_actions: Any
+    """Act, as a captured step does."""
 
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.enabled = check_enabled(enabled)
@@ -140,14 +142,6 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def _forget_inputs(self) -> None:
         """Drop what the graphs of a step have read that is replaced."""
-
-    def _make_step(self, *args: Any) -> Any:
-        """Make one gradient step. Returns its statistics."""
-        raise NotImplementedError
-
-    def _compute_actions(self, *args: Any) -> Any:
-        """Act, as a captured step does."""
-        raise NotImplementedError
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from stable_baselines3 import A2C, PPO
 from torch.nn.functional import mse_loss
 
 from rl_triton_adapters.sb3.acceleration import AcceleratedMixin
@@ -18,9 +19,6 @@ from rl_triton_adapters.sb3.compiled import run_compiled
 from rl_triton_adapters.sb3.policies import compute_loss, evaluate_actions
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import say
-
-# isort: split
-from stable_baselines3 import A2C, PPO
 
 __all__ = ["PPOUpdateMixin", "TritonA2C", "TritonPPO"]
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_override, find_own, has_hooks, list_modules
@@ -16,9 +17,6 @@ from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.policies import MASKED_LOGIT, explain_head, find_head, list_sizes
 from rl_triton_core.compiled import CompiledNetwork, CompiledUpdate, Rollout, draw_actions
 from rl_triton_core.extending import say
-
-# isort: split
-from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, MlpExtractor
 
 
 class Compiled(NamedTuple):

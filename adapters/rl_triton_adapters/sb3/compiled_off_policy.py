@@ -7,6 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
+from stable_baselines3.common.policies import ContinuousCritic
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.dqn.policies import QNetwork
+from stable_baselines3.sac.policies import Actor as GaussianActor
+from stable_baselines3.td3.policies import Actor
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
@@ -14,14 +20,6 @@ from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
-
-# isort: split
-from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
-from stable_baselines3.common.policies import ContinuousCritic
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.dqn.policies import QNetwork
-from stable_baselines3.sac.policies import Actor as GaussianActor
-from stable_baselines3.td3.policies import Actor
 
 KNOWN = (QNetwork, ContinuousCritic, GaussianActor, Actor)
 """What an algorithm calls of its policy: perceptrons behind flat observations."""

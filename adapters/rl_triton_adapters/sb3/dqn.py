@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from stable_baselines3 import DQN
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 from torch.optim import Optimizer
@@ -11,9 +12,6 @@ from torch.optim import Optimizer
 from rl_triton_adapters.common.optimizers import clip_gradients
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
-
-# isort: split
-from stable_baselines3 import DQN
 
 __all__ = ["TritonDQN"]
 

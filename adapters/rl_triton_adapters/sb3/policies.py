@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from stable_baselines3.common.distributions import Distribution
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
@@ -14,9 +15,6 @@ from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks, replace_nan
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.losses import Bernoulli, Gaussian, LogProbs, MultiCategorical, Policy, PPOLoss, ppo_loss
-
-# isort: split
-from stable_baselines3.common.distributions import Distribution
 
 DISTRIBUTIONS = (Distribution, torch.distributions.Distribution)
 HEADS = {

@@ -4,14 +4,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
-
-from rl_triton_adapters.sb3.base import AcceleratedAlgorithm
-
-# isort: split
 from gymnasium import spaces
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
+from torch.utils import _pytree as pytree
+
+from rl_triton_adapters.sb3.base import AcceleratedAlgorithm
 
 
 class RolloutMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):

@@ -4,15 +4,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from stable_baselines3 import SAC
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
 from rl_triton_adapters.sb3.compiled_off_policy import Networks, draw_squashed
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
-
-# isort: split
-from stable_baselines3 import SAC
 
 __all__ = ["TritonSAC"]
 
@@ -85,18 +83,13 @@ class EntropyMixin(OffPolicyMixin):
         return {"ent_coef": ent_coef.reshape(())} | statistics | {"critic_loss": critic_loss.detach()}
 
     def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
-        """What the critics learn.
-
-        Args:
-            batch: A minibatch.
-            next_actions: Of the policy.
-            next_terms: alpha log pi of these actions, [batch_size, 1].
-        """
-        raise NotImplementedError
+        """What the critics learn of the policy's next actions, whose alpha log pi are `next_terms`, [batch_size, 1]."""
+        next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
+        return self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0] - next_terms)
 
     def _evaluate_critic(self, values: Any, targets: Tensor) -> Tensor:
         """The loss of what the critics return."""
-        raise NotImplementedError
+        return 0.5 * torch.stack([mse_loss(x, targets) for x in values]).sum()
 
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
         """The critic's values of the policy's actions, [batch_size, 1]: the least of all critics."""
@@ -141,10 +134,3 @@ class TritonSAC(EntropyMixin, SAC):
     def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
         found = dict(zip(("critic_loss", "actor_loss", "ent_coef", "ent_coef_loss"), row[:4], strict=True))
         return found if self._learns_entropy else {name: x for name, x in found.items() if name != "ent_coef_loss"}
-
-    def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
-        next_values = torch.cat(self.critic_target(batch.next_observations, next_actions), dim=1)
-        return self._evaluate_next(batch, next_values.min(dim=1, keepdim=True)[0] - next_terms)
-
-    def _evaluate_critic(self, values: Any, targets: Tensor) -> Tensor:
-        return 0.5 * torch.stack([mse_loss(x, targets) for x in values]).sum()

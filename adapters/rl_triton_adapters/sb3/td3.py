@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from stable_baselines3 import DDPG, TD3
 from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
@@ -11,29 +12,19 @@ from torch.optim import Optimizer
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
-# isort: split
-from stable_baselines3 import DDPG, TD3
-
 __all__ = ["TritonDDPG", "TritonTD3"]
 
 
-class TD3UpdateMixin(OffPolicyMixin):
-    """The gradient step of TD3. Put it in front of `TD3`, or of an algorithm that is one."""
+class TritonTD3(OffPolicyMixin, TD3):
+    """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
 
-    read_settings: ClassVar[tuple[str, ...]] = (
-        *OffPolicyMixin.read_settings,
-        "target_policy_noise",
-        "target_noise_clip",
-    )
+    All that is said of `TritonSAC` holds. With `enabled=False` it is `TD3`.
+    """
+
+    read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau", "target_policy_noise", "target_noise_clip")
     counts_each: ClassVar[int] = 1
 
     actor_target: Any
-    target_policy_noise: float
-    target_noise_clip: float
-    actor_batch_norm_stats: Any
-    actor_batch_norm_stats_target: Any
-    critic_batch_norm_stats: Any
-    critic_batch_norm_stats_target: Any
 
     def _list_optimizers(self) -> list[Optimizer]:
         return [self.actor.optimizer, self.critic.optimizer]
@@ -92,12 +83,5 @@ class TD3UpdateMixin(OffPolicyMixin):
         average_parameters(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
 
 
-class TritonTD3(TD3UpdateMixin, TD3):
-    """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `TD3`.
-    """
-
-
-class TritonDDPG(TD3UpdateMixin, DDPG):
+class TritonDDPG(TritonTD3, DDPG):
     """`DDPG` with fewer operations in a gradient step. All that is said of `TritonTD3` holds."""

@@ -132,8 +132,8 @@ speed: $(READY) ## Measure losses, packed sequences, first calls and updates on 
 	$(MEASURE) perceptrons packed first_call losses
 	$(REPORT)
 
-speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against verl, RSL-RL, RL-Games and skrl, and write the pages
-	$(VENV_FRAMEWORKS)/bin/$(MEASURES) verl_advantages robotics
+speed-frameworks: $(READY) $(FRAMEWORKS_READY) ## Measure adapters on this CPU against RSL-RL, RL-Games and skrl, and write the pages
+	$(VENV_FRAMEWORKS)/bin/$(MEASURES) robotics
 	$(REPORT)
 
 end-to-end: $(READY) $(RLLIB_READY) ## Measure training loops end to end on this CPU, and write the pages (downloads Ray)

@@ -51,7 +51,6 @@ BENCHMARKS = {
     "linear_token_log_probs": Benchmark("linear_token_log_probs"),
     "trl_step": Benchmark("trl_step", ("trl", "accelerate", "datasets")),
     "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
-    "verl_advantages": Benchmark("verl_advantages", ("verl",)),
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
     "multi_gpu": Benchmark("multi_gpu", ("tqdm",)),
     "learning": Benchmark("learning", ("stable_baselines3",)),

@@ -77,9 +77,8 @@ def time_in_turns(
     turns: int = TURNS,
     burst: int | None = None,
     warm_up: bool = True,
-    prepare: Callable[[str], None] = lambda name: None,
 ) -> dict[str, list[list[float]]]:
-    """The times of every call, by arm and turn. `prepare` is called with an arm's name before its turn, untimed.
+    """The times of every call, by arm and turn.
 
     Without warm-ups, which a burst otherwise has as many of as calls, its first call finds the caches as another arm
     left them.
@@ -87,7 +86,6 @@ def time_in_turns(
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
     calls: dict[str, int] = {}
     for _, name in itertools.product(range(turns), arms):
-        prepare(name)
         if name not in calls:
             calls[name] = burst or choose_burst(arms[name], device, (seconds or SECONDS) / (2 * turns))
         for _ in range(calls[name] * warm_up):

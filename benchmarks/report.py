@@ -455,7 +455,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 
 TABLES = (  # benchmarks with a line for each setting
-    "perceptrons", "off_policy", "first_call", "verl_advantages", "robotics",
+    "perceptrons", "off_policy", "first_call", "robotics",
     "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step", "rllib_training",
 )  # fmt: skip
 OF_LOGITS: list[Column] = [

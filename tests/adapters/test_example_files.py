@@ -133,6 +133,16 @@ def test_files_that_cannot_be_read_or_changed(script, tmp_path, monkeypatch, cap
     assert re.fullmatch(rf"cleanrl_diff\.py: error: .*{re.escape(str(tmp_path))}.*\n", capsys.readouterr().err)
 
 
+def test_advantages_are_those_of_verl(monkeypatch, capsys):
+    pytest.importorskip("verl")
+    from rl_triton_adapters.verl import uninstall
+
+    monkeypatch.setattr(sys, "argv", ["advantages_verl.py", "--batch-size", "8", "--response-length", "32"])
+    importlib.import_module("advantages_verl").main()
+    uninstall()
+    assert capsys.readouterr().out.startswith("gae   verl")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full device")
 def test_output_that_cannot_be_written():
     code = "import command_line; command_line.run(lambda: print('x'))"

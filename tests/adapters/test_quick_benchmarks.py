@@ -12,7 +12,7 @@ from benchmarks import __main__ as runner
 from benchmarks import learning, results
 
 NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
-NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics", "verl_advantages")
+NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics")
 """Other tests run the others."""
 
 

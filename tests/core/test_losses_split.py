@@ -1,7 +1,10 @@
 """Log-probabilities and losses where processes share a vocabulary, against the equations in float64."""
 
 import math
+from contextlib import suppress
+from functools import partial
 
+import pytest
 import torch
 from processes import GLOO, run_ranks
 from test_losses_linear import draw, solve_exactly, weigh
@@ -14,8 +17,6 @@ from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs, toke
 SIZES = {(0, 1): (10, 27), (0, 1, 2): (5, 20, 12)}  # of the parts, by the ranks that have them
 SIZE, SHAPE = 37, (5, 7)
 CHANGES = {
-    "tokens: got one in no part": {"tokens": torch.full((1,), SIZE)},
-    "tokens: got one in no part of the vocabulary or in several": {"first": 0},
     "group: got 'all'": {"group": "all"},
     "expected at least 0": {"first": -1},
     "0 without a group": {"group": None, "first": 3},
@@ -33,6 +34,15 @@ def make_logits():
     mask[0] = True
     logits[~mask], tokens[~mask] = math.nan, -100
     return logits, tokens, mask
+
+
+def run_logits(own, **options):
+    """Log-probabilities and entropies from the logits of a part, and the gradient by these."""
+    logits, tokens, mask = make_logits()
+    leaf = logits[..., own].clone().requires_grad_()
+    results = token_log_probs(leaf, tokens, mask=mask, **options)
+    weigh([x.nan_to_num(0, 0, 0) for x in results]).backward()
+    return *(x.detach() for x in results), leaf.grad
 
 
 def run_rank(rank, backends):
@@ -55,19 +65,15 @@ def compute(rank, group, sizes, backends):
     """Results and gradients, by the backend and what they are of."""
     start = sum(sizes[:rank])
     own, about, found = slice(start, start + sizes[rank]), {"group": group, "first": start}, {}
-    logits, tokens, mask = make_logits()
     layer, reference = draw(shape=SHAPE, size=SIZE), draw(shape=SHAPE, size=SIZE, seed=1)
     gather, calls = groups.gather_rows, []
     groups.gather_rows = lambda *args: (calls.append(1), gather(*args))[1]
     for backend in backends:
         options = {**about, "backend": backend, "temperature": 0.7, "entropy": True}
         for _ in range(3):  # the third would repeat what the second has recorded
-            leaf = logits[..., own].clone().requires_grad_()
             calls.clear()
-            results = token_log_probs(leaf, tokens, mask=mask, **options)
-            weigh([x.nan_to_num(0, 0, 0) for x in results]).backward()
+            found[backend, "logits"] = run_logits(own, **options)
             assert len(calls) == 1
-        found[backend, "logits"] = *(x.detach() for x in results), leaf.grad
         for name, kwargs in {"linear": {}, "token": {}, "sequence": {"ratio": "sequence"}}.items():
             states, weight, bias, ids = (x.clone() for x in layer)
             leaves = states, weight[own].clone(), bias[own].clone()
@@ -85,9 +91,8 @@ def compute(rank, group, sizes, backends):
     return found
 
 
-@GLOO
-def test_processes_share_a_vocabulary(tmp_path):
-    found = {}
+def solve_logits():
+    """The same in float64 by the equation, the gradient of all parts, and which entropies are finite."""
     logits, tokens, mask = make_logits()
     log_p = (logits.double() / 0.7).log_softmax(-1)
     probs, chosen = log_p.exp(), torch.where(mask, tokens, 0)[..., None]
@@ -98,7 +103,50 @@ def test_processes_share_a_vocabulary(tmp_path):
     by_entropy = -torch.where(probs == 0, 0, probs * (log_p + results[1][..., None]))
     by_log_prob = torch.zeros_like(log_p).scatter_(-1, chosen, 1.0) - probs
     slope = sum(c * torch.where(x, y, 0) for c, x, y in zip((1, 0.5), finite, (by_log_prob, by_entropy), strict=True))
-    found["logits"] = *results, torch.where(mask[..., None], share * slope / 0.7, 0)
+    return (*results, torch.where(mask[..., None], share * slope / 0.7, 0)), finite[1]
+
+
+def call_in_turns(monkeypatch, calls):
+    """Results of calls that would be made in a process each: of a first time what they send is kept for all."""
+    sent = []
+
+    def keep_row(own, group):
+        sent.append(own)
+        raise EOFError
+
+    monkeypatch.setattr(groups, "check_group", lambda group: group)
+    monkeypatch.setattr(groups, "gather_rows", keep_row)
+    for call in calls:
+        with suppress(EOFError):
+            call()
+    monkeypatch.setattr(groups, "gather_rows", lambda own, group: torch.cat(sent))
+    return [call() for call in calls]
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=len)
+def test_parts_in_one_process(target, sizes, monkeypatch):
+    if target.device != "cpu":
+        pytest.skip("gloo is for the CPU")
+    found, finite = solve_logits()
+    options = {"group": "all", "backend": target.backend, "temperature": 0.7, "entropy": True}
+    parts = [slice(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(len(sizes))]
+    calls = [partial(run_logits, own, first=own.start, **options) for own in parts]
+    for own, got in zip(parts, call_in_turns(monkeypatch, calls), strict=True):
+        compare({("", "logits"): got}, {"logits": found}, own, finite)
+
+
+@pytest.mark.parametrize(("first", "token"), [(4, 8), (0, 1)])
+def test_parts_without_a_token_or_with_the_same(first, token, monkeypatch):
+    given = torch.zeros(1, 4), torch.tensor([token])
+    calls = [partial(token_log_probs, *given, group="all", first=x) for x in (0, first)]
+    with pytest.raises(ValueError, match="tokens: got one in no part of the vocabulary or in several"):
+        call_in_turns(monkeypatch, calls)
+
+
+@GLOO
+def test_processes_share_a_vocabulary(tmp_path):
+    found = {}
+    found["logits"], finite = solve_logits()
     layer, reference = draw(torch.float64, SHAPE, SIZE), draw(torch.float64, SHAPE, SIZE, seed=1)
     wanted = solve_exactly(*layer, temperature=0.7)
     found["linear"] = *wanted[0], *wanted[1]
@@ -114,7 +162,7 @@ def test_processes_share_a_vocabulary(tmp_path):
     for ranks, sizes in SIZES.items():
         for rank in ranks:
             start = sum(sizes[:rank])
-            compare(everything[rank][0][ranks], found, slice(start, start + sizes[rank]), finite[1])
+            compare(everything[rank][0][ranks], found, slice(start, start + sizes[rank]), finite)
         for (key, got), *others in zip(*(everything[rank][0][ranks].items() for rank in ranks), strict=True):
             assert key[1] == "logits" or all(torch.equal(x[0], got[0]) for _, x in others), "ranks differ"
     for _, errors in everything:

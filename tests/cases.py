@@ -350,7 +350,7 @@ def place_array(array, layout, dtype, device):
 
     "expanded" falls back to contiguous unless the array is constant along one of them.
     """
-    source = torch.as_tensor(np.ascontiguousarray(array)).to(device=device, dtype=dtype)
+    source = torch.as_tensor(np.ascontiguousarray(array)).view(array.shape).to(device=device, dtype=dtype)
     if array.ndim < 2:
         return Placed(source, source)
     rows, cols, *rest = source.shape

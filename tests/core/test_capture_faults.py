@@ -172,10 +172,8 @@ def test_parameters_that_an_optimizer_gets_later(device, trainings):
         late = nn.Parameter(torch.full((), 0.5, device=device))
         plain = training.update
         training.step.function = lambda x, *rest, plain=plain, late=late: plain(x * late, *rest)
-        for i, batch in enumerate(draw_batches(6, device=device)):
-            if i == 3:
-                training.optimizer.add_param_group({"params": [late], "lr": 0.1})
-            training.step(*(x[:4] for x in batch), 1.0)
+        group = {"params": [late], "lr": 0.1}
+        run_steps(training, [lambda x, group=group: x.optimizer.add_param_group(group)], device, each=3)
         assert late.item() != 0.5
     assert_same_parameters(trainings)
     assert trainings[0].step.reason == ""
@@ -185,14 +183,9 @@ def test_parameters_that_an_optimizer_gets_later(device, trainings):
 def test_an_optimizer_that_forgets(optimizer, device, trainings):
     """Moments that are dropped begin at zero again."""
     for training in trainings:
-        for i, batch in enumerate(draw_batches(8, device=device)):
-            if i == 4:
-                training.optimizer.state.clear()
-            training.step(*(x[:4] for x in batch), 1.0)
-    assert_same_parameters(trainings)
-    step = trainings[0].step
-    assert step.reason == "" and len(step.captured) == 1
-    assert device == "cuda" or step.graphs.captures == 2
+        run_steps(training, [lambda x: x.optimizer.state.clear()], device)
+    assert_same_parameters(trainings, graphs=1)
+    assert device == "cuda" or trainings[0].step.graphs.captures == 2
 
 
 def test_an_optimizer_of_two_steps(device, trainings):
@@ -383,48 +376,42 @@ def test_an_interrupt_at_any_place_of_a_capture(error, optimizer, fails_at, devi
     assert captured.step.captured
 
 
-@pytest.mark.gpu
-def test_no_memory_while_a_graph_is_captured():
-    """The device's own error; afterwards the device works, and so does the step."""
-    training, eager = Training(device="cuda"), Training(device="cuda", enabled=False)
-    plain = training.update
+def take_all_memory(results):
+    torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
 
-    def update(*x):
-        if torch.cuda.is_current_stream_capturing():
-            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
-        return plain(*x)
 
-    training.step.function = update
-    (batch,) = draw_batches(1, device="cuda")
-    with pytest.warns(RuntimeWarning, match="runs eagerly: OutOfMemoryError"):
-        training.step(*batch, 1.0)
-    eager.step(*batch, 1.0)
-    assert_same_parameters([training, eager])
-    other = Training(device="cuda")
-    other.step(*batch, 1.0)
-    assert other.step.reason == ""
+def leave_work(error, results):
+    """Of another stream, with which no capture can end."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        results["loss"].mul(2)
+    raise error("stop")
+
+
+FAILURES = {
+    "OutOfMemoryError": take_all_memory,
+    "ValueError: stop": partial(leave_work, ValueError),
+    "KeyboardInterrupt": partial(leave_work, KeyboardInterrupt),
+}
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("error", FAILURES)
 def test_an_error_for_which_a_capture_cannot_end(error):
-    """Work of another stream is left in it: it is the step's own error that counts."""
+    """It is the step's own that counts; afterwards the device works, and so do steps."""
     training, eager = Training(device="cuda"), Training(device="cuda", enabled=False)
     plain = training.update
 
     def update(*x):
         results = plain(*x)
         if torch.cuda.is_current_stream_capturing():
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                results["loss"].mul(2)
-            raise error("stop")
+            FAILURES[error](results)
         return results
 
     training.step.function = update
     before, (batch,) = training.parameters(), draw_batches(1, device="cuda")
-    if error is KeyboardInterrupt:
+    if error == "KeyboardInterrupt":
         with pytest.raises(KeyboardInterrupt):
             training.step(*batch, 1.0)
         assert all(map(torch.equal, training.parameters(), before))
@@ -432,10 +419,13 @@ def test_an_error_for_which_a_capture_cannot_end(error):
         training.step(*batch, 1.0)
         assert training.step.captured
     else:
-        with pytest.warns(RuntimeWarning, match="runs eagerly: ValueError: stop"):
+        with pytest.warns(RuntimeWarning, match=f"runs eagerly: {error}"):
             training.step(*batch, 1.0)
     eager.step(*batch, 1.0)
     assert_same_parameters([training, eager])
+    other = Training(device="cuda")
+    other.step(*batch, 1.0)
+    assert other.step.reason == ""
 
 
 def test_models_in_several_threads(device, monkeypatch, batch):

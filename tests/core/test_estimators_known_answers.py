@@ -41,8 +41,6 @@ FOUR_STEPS = {
     **{"rewards": make_row(1, -2, 4, 8), "values": make_row(0.5, 1, -3, 2), "terminated": np.arange(4)[None] == 2},
     **{**HALVES, "bootstrap_values": np.array([16.0])},
 }
-
-
 GAE_NUMBERS = [
     expect_numbers([3, 2, 1]),
     expect_numbers([2, 1, 1], terminated=MIDDLE),
@@ -96,8 +94,6 @@ VTRACE_ROW = Case(
         **{**HALVES, "rho_bar": 2.0, "c_bar": 1.0, "rho_bar_pg": 1.0, "bootstrap_values": 8.0},
     },
 )
-
-
 VTRACE_NUMBERS = [
     expect_numbers([-0.28125, 1.875, 8], [-0.0625, 3.5, 5]),
     expect_numbers([-0.28125, 1.875, 8], [-0.0625, 3.5, 5], bootstrap_values=np.array([8.0])),
@@ -126,8 +122,6 @@ ACTIONS = {
     "next_action_probs": np.array([[[0.25, 0.75], [0.5, 0.5], [1, 0]]]),
     "next_q_values": np.array([[[1.0, 5.0], [-6.0, 10.0], [8.0, -3.0]]]),
 }
-
-
 RETRACE_NUMBERS = [
     expect_numbers([3.65625, 4.25, 8], [1.125, 3.5, 5]),
     expect_numbers([3.65625, 4.25, 8], [1.125, 3.5, 5], **ACTIONS),
@@ -143,8 +137,6 @@ LAMBDA_ROW = Case(
     cases.LAMBDA,
     {"rewards": make_row(1, 2, 4), "values": make_row(NAN, 4, -2), **HALVES, "bootstrap_values": np.array([8.0])},
 )
-
-
 LAMBDA_NUMBERS = [
     expect_numbers([2.875, 3.5, 8]),  # 1 + (4 + 3.5)/4, 2 + (-2 + 8)/4, 4 + 8/2
     expect_numbers([2.875, 3.5, 8], values=None, next_values=make_row(4, -2, 8), bootstrap_values=None),
@@ -157,8 +149,6 @@ LAMBDA_NUMBERS = [
 DISCOUNTED_ROW = Case(
     cases.DISCOUNTED, {"rewards": make_row(1, 2, 4), "gamma": 0.5, "bootstrap_values": np.array([8.0])}
 )
-
-
 DISCOUNTED_NUMBERS = [
     expect_numbers([4, 6, 8]),
     expect_numbers([3, 4, 4], bootstrap_values=0.0),
@@ -169,8 +159,6 @@ DISCOUNTED_NUMBERS = [
 TRACES_ROW = Case(cases.TRACES, {"x": make_row(1, 2, 4), "decay": 0.5})
 EIGHT = (np.array([8.0]), np.array([False]))
 FINISHED = (np.array([NAN]), np.array([True]))
-
-
 TRACES_NUMBERS = [
     expect_numbers([1, 2.5, 5.25]),
     expect_numbers([1, 2.5, 5.25], decay=None, **{"gamma": 0.5, "lambda_": 1.0}),
@@ -189,8 +177,6 @@ TRACES_NUMBERS = [
 ]
 PREFIX_ROW = Case(cases.PREFIX, {"x": make_row(1, 1, 1, 1), "dones": make_row(0, 1, 0, 0) > 0})
 STARTS = {"boundary": "starts_at"}
-
-
 PREFIX_NUMBERS = [
     expect_numbers([1, 2, 1, 2]),
     expect_numbers([1, 1, 2, 3], **STARTS),
@@ -249,34 +235,26 @@ def test_literal_numbers(target, case, expected, rtol):
 
 
 @pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.BACKWARD, ids=get_name)
-def test_every_pattern_of_three_steps(target, estimator, mask_mode):
-    """All 512 rollouts of three steps, terminated, truncated and masked in every combination, in every form."""
-    cells = np.array(list(itertools.product(range(8), repeat=3)))
+@pytest.mark.parametrize("estimator", (*cases.BACKWARD, *cases.FORWARD), ids=get_name)
+def test_every_pattern_of_a_few_steps(target, estimator, mask_mode):
+    """All rollouts of three or four steps with their flags in every combination, in every form or state."""
+    names = ("terminated", "mask", "truncated") if estimator is not cases.PREFIX else ("dones", "mask")
+    names, steps = (names[:2], 4) if estimator.forward else (names, 3)
+    cells = np.array(list(itertools.product(range(2 ** len(names)), repeat=steps)))
     if target.interpreted:
         cells = np.random.default_rng(0).permutation(cells)[:64]
-    flags = {"terminated": cells & 1 > 0, "truncated": cells & 2 > 0, "mask": cells & 4 > 0}
-    case = random_case(estimator, len(cells), 3, gamma=0.9, mask_mode=mask_mode, **flags)
-    for form in cases.FORMS[estimator.name]:
-        if form != "sparse":
-            check_case(with_form(case, form), target)
-
-
-@pytest.mark.parametrize("mask_mode", ["skip", "reset"])
-@pytest.mark.parametrize("estimator", cases.FORWARD, ids=get_name)
-def test_every_pattern_of_four_steps(target, estimator, mask_mode):
-    """All 256 rollouts of four steps, done and masked in every combination, with what came before done or not."""
-    cells = np.array(list(itertools.product(range(4), repeat=4)))
-    if target.interpreted:
-        cells = np.random.default_rng(0).permutation(cells)[:64]
-    done = "dones" if estimator is cases.PREFIX else "terminated"
-    flags = {done: cells & 1 > 0, "mask": cells & 2 > 0, "truncated": None}
-    state = (np.arange(1.0, len(cells) + 1), np.arange(len(cells)) % 3 == 0)
-    case = random_case(estimator, len(cells), 4, mask_mode=mask_mode, **flags)
-    for with_state in (case, case.replace(state=state)):
-        check_case(with_state, target)
-        if estimator is cases.PREFIX:
-            check_case(with_state.replace(**STARTS), target)
+    flags = {name: cells >> bit & 1 > 0 for bit, name in enumerate(names)}
+    given = {"term": None, "trunc": None, "mask_mode": mask_mode, **flags}
+    case = random_case(estimator, len(cells), steps, **given)
+    if estimator.forward:
+        state = (np.arange(1.0, len(cells) + 1), np.arange(len(cells)) % 3 == 0)
+        variants = [case, case.replace(state=state)]
+        variants += [x.replace(**STARTS) for x in variants] if estimator is cases.PREFIX else []
+    else:
+        forms = (form for form in cases.FORMS[estimator.name] if form != "sparse")
+        variants = [with_form(case.replace(gamma=0.9), form) for form in forms]
+    for variant in variants:
+        check_case(variant, target)
 
 
 @pytest.mark.parametrize(

@@ -731,21 +731,13 @@ def test_signatures_take_bounded_memory():
     assert signature in seen
 
 
-@pytest.fixture
-def planned_sizes(on_cpu, monkeypatch):
-    """A function with a fast path for two shapes, of which x of sizes 3, 4 and 5 are called until they are planned."""
+def test_shapes_take_bounded_memory(on_cpu, monkeypatch):
+    """The shape that was planned first makes room."""
     monkeypatch.setattr(fast_path, "MAX_SHAPES_PER_FORM", 2)
     function, launched = recording_function()
-    for size in (3, 4, 5):
-        for _ in range(2):
-            function(torch.zeros(size))
+    for size in (3, 3, 4, 4, 5, 5):
+        function(torch.zeros(size))
     launched.clear()
-    return function, launched
-
-
-def test_shapes_take_bounded_memory(planned_sizes):
-    """The shape that was planned first makes room."""
-    function, launched = planned_sizes
     assert ours.fast_path_status().shapes["scale"] == 2
     for size in (4, 5, 3):
         function(torch.zeros(size))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from cases import LAYOUTS, place_array, same_bits
+from cases import LAYOUTS, check_full_graph, place_array, same_bits
 from processes import GLOO, run_ranks
 from torch import distributed
 
@@ -348,27 +348,15 @@ def test_a_graph_only_where_one_is_wanted(target):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("compiler", ["eager", "aot_eager"])
-def test_compiles_without_a_break(compiler, grad):
-    torch._dynamo.reset()
+def test_compiles_without_a_break(grad):
+    """With a gradient, or into memory that is given."""
     advantages, mask = draw_advantages(6, 8, valid=0.7)
-    advantages.requires_grad_(grad)
 
-    def function(advantages, mask):
-        return normalize_advantages(advantages + 1, mask, epsilon_mode="floor") * 2
+    def function(advantages, mask, out):
+        options = {"epsilon_mode": "floor", "out": None if grad else out}
+        return normalize_advantages(advantages + 1, mask, **options) * 2
 
-    got = torch.compile(function, fullgraph=True, backend=compiler)(advantages, mask)
-    assert_close(got.detach(), 2 * compute_oracle(advantages.detach() + 1, mask), rtol=2e-7)
-    assert got.requires_grad == grad
-
-
-def test_compiles_with_out():
-    torch._dynamo.reset()
-    advantages = draw_advantages(6, 8)[0]
-    function = torch.compile(lambda x, out: normalize_advantages(x, out=out), fullgraph=True, backend="aot_eager")
-    out = torch.empty(6, 8)
-    function(advantages, out)
-    assert_close(out, compute_oracle(advantages), rtol=2e-7)
+    check_full_graph(function, advantages.requires_grad_(grad), mask, torch.empty(6, 8), compare=assert_close)
 
 
 RANKS = 2
@@ -455,9 +443,5 @@ def test_two_processes(gloo, target):
     if target.device != "cpu":
         pytest.skip("gloo is for the CPU")
     check_ranks(gloo, target.backend)
-
-
-@GLOO
-def test_two_processes_compiled(gloo):
     advantages = torch.cat([make_share("plain", rank)[0] for rank in range(RANKS)])
     assert_close(torch.cat([results["compiled"] for results in gloo]), compute_oracle(advantages), rtol=2e-7)

@@ -42,7 +42,7 @@ class FinalValues:
 
     Only truncated steps need a critic call of their own, and this passes these few values on. A truncated step (or a
     rollout's end without termination) that has neither an entry nor a `last_value` yields NaN in its own episode: a
-    forgotten value is never taken for 0.
+    missing value is never replaced by 0.
 
     Attributes:
         env: Environment indices, [num_values], integers in [0, num_envs).

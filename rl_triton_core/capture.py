@@ -57,7 +57,7 @@ class CapturedStep:
 
     The function does all that a step does: `zero_grad`, forward pass, loss, `backward`, clipping of gradients,
     `optimizer.step()`. It must not read from the device (no ``.item()``, no boolean indexing). What it is given is
-    copied into tensors of the graph; what it closes over (a rollout on the device, say) must stay where it is.
+    copied into tensors of the graph; what it closes over (such as a rollout on the device) must stay where it is.
     Gradients may be accumulated within a step; one that adds to those of the step before runs eagerly.
 
     Args:
@@ -264,7 +264,7 @@ class CapturedStep:
         return undo.put_back(host, (*self.tensors(), self.stop), self.prepared, self.graphs, generators)
 
     def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
-        """Capture; whatever stands against it, no memory or something that no graph can hold, is a CaptureFailed."""
+        """Capture. Whatever prevents it, no memory or something that no graph can hold, is a CaptureFailed."""
         try:
             return self.capture(leaves, structure)
         except Exception as error:
@@ -400,7 +400,7 @@ def hold_captures() -> Iterator[None]:
     """Read or set a model's state inside, in another thread than the one that trains it: no captured step is made.
 
     A capture makes steps and takes them back. What is read within one may be of such a step, and what is set is lost.
-    Random numbers that another thread draws on the device meanwhile are an error of PyTorch's; inside, they are none.
+    Random numbers that another thread draws on the device meanwhile are an error of PyTorch's, but not inside.
     """
     with CAPTURING:
         yield

@@ -327,7 +327,7 @@ def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tupl
 
 
 class CompiledNetwork(Compiled):
-    """What perceptrons return, on the CPU, in one compiled call, up to rounding in float32: for acting.
+    """What MLPs return, on the CPU, in one compiled call, up to rounding in float32: for acting.
 
     Args:
         networks: Modules as `CompiledUpdate` takes them, which take the same features and may share modules.

@@ -32,9 +32,9 @@ class Boundaries(NamedTuple):
     """Where trajectories end and what follows: arguments for the estimators, by name (`**boundaries._asdict()`)."""
 
     terminated: torch.Tensor
-    """Departure flags, bool: the step ended in a terminal state."""
+    """Done flags, bool: the step ended in a terminal state."""
     truncated: torch.Tensor | None
-    """Departure flags, bool: the step was cut off although its state has a future."""
+    """Done flags, bool: the step was cut off although its state has a future."""
     bootstrap_values: torch.Tensor | FinalValues
     """V(s_{t+1}), before any reset, at truncations and at the rollout's end."""
     mask: torch.Tensor | None
@@ -92,12 +92,12 @@ def from_gymnasium_same_step(
 def from_cleanrl(
     dones: torch.Tensor, next_done: torch.Tensor, next_value: torch.Tensor, *, time_dim: int = 0
 ) -> Boundaries:
-    """Convert arrival flags, with truncations counted as terminations: rollouts of CleanRL's scripts.
+    """Convert done flags that come with the next observation, truncations counted as terminations: CleanRL's scripts.
 
         done[t] = dones[t+1],    done[T−1] = next_done
 
     This is for environments in mode SAME_STEP. In mode NEXT_STEP a step with dones[t] only resets, which the scripts
-    take for a transition; `boundaries._replace(mask=dones == 0)` leaves these steps out.
+    count as a transition; `boundaries._replace(mask=dones == 0)` leaves these steps out.
 
     Stable-Baselines3's `RolloutBuffer` has the same flags, `episode_starts`, and γ·V(terminal_observation) in the
     reward of a truncated step, so that each done is a termination there.

@@ -20,8 +20,8 @@ class Rollout(NamedTuple):
     Attributes:
         rewards: Standard normal rewards.
         values: Standard normal estimates V(s_t).
-        terminated: Departure flags, bool: the transition t -> t+1 ended the episode.
-        truncated: Departure flags, bool: the transition t -> t+1 was cut short. Both flags may be set at once.
+        terminated: Done flags, bool: the transition t -> t+1 ended the episode.
+        truncated: Done flags, bool: the transition t -> t+1 was cut short. Both flags may be set at once.
         bootstrap_values: V(s_{t+1}) before any reset, at every step; estimators read it where bootstrapped only.
     """
 

@@ -53,7 +53,7 @@ def find_numba_cache() -> Cache:
 
 
 def find_triton_cache() -> Cache:
-    """Find Triton's folder, which may be a link or a group's: Triton runs what is in it, whoever has written that."""
+    """Find Triton's folder, which may be a link or a group's: Triton runs what is in it, no matter who wrote it."""
     variable, home = "TRITON_CACHE_DIR", Path(os.environ.get("TRITON_HOME") or Path.home())
     return judge_folder(variable, Path(os.environ.get(variable) or home / ".triton" / "cache"), os.stat, 0o002)
 

@@ -532,12 +532,12 @@ def test_four_ways_of_updates_have_four_sentences(kind, monkeypatch):
     stock, ours = (MAKERS[kind](env="CartPole-v1", device="cpu", enabled=x) for x in (False, True))
     assert stock.describe() == "updates are those of the stock algorithm: switched off"
     if kind == "recurrent":
-        assert ours.describe().startswith("updates are accelerated without a graph: ")
+        assert ours.describe().startswith("updates are eager: ")
     else:
         assert ours.describe() == "updates are compiled"
         ours.policy.action_net.register_forward_hook(lambda *_: None)
         sentence = ours.describe()
-        assert sentence.startswith("updates are accelerated without a graph: ")
+        assert sentence.startswith("updates are eager: ")
         assert sentence.endswith("; not compiled: a module has hooks")
         allow_captures(monkeypatch)
         assert MAKERS[kind](env="CartPole-v1", device="cpu").describe() == "updates are captured"

@@ -173,7 +173,7 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     model.learn(30 if learns else 1)
     change(model)
     sentence = model.describe()
-    assert sentence.startswith("updates are accelerated without a graph") and "not compiled: " in sentence
+    assert sentence.startswith("updates are eager") and "not compiled: " in sentence
     assert reason in sentence
 
 

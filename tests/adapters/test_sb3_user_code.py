@@ -209,7 +209,7 @@ def make_users(kind, how, monkeypatch, **options):
 def test_user_code_is_called_as_by_stock(kind, how, monkeypatch):
     stock, ours = make_users(kind, how, monkeypatch)
     assert find_difference(ours.learn(), stock.learn()) == [] and len(stock.heard) > 100
-    assert WAYS.get(how, "without a graph") in ours.model.describe()
+    assert WAYS.get(how, "eager") in ours.model.describe()
 
 
 @pytest.mark.parametrize("kind", STOCK)
@@ -266,7 +266,7 @@ def test_epochs_before_an_interruption_count(how, monkeypatch):
         drawing = type(user.model.rollout_buffer).get, TritonPPO._draw_permutation
         with pytest.raises(KeyboardInterrupt), interrupted(4, *drawing):
             user.learn()
-    assert users[0].model._n_updates == 3 and WAYS.get(how, "without a graph") in users[1].model.describe()
+    assert users[0].model._n_updates == 3 and WAYS.get(how, "eager") in users[1].model.describe()
     assert_same(*(x.model for x in users), how)
 
 

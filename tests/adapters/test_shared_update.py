@@ -148,7 +148,7 @@ def test_reasons(monkeypatch):
     assert algorithm.find_step() is step and update.describe() == "updates are captured"
     other = algorithm.find_step(obstacle="a state of several shapes")
     assert other is not step and not update.stock and other.reason == "a state of several shapes"
-    assert update.describe() == "updates are accelerated without a graph: a state of several shapes"
+    assert update.describe() == "updates are eager: a state of several shapes"
     algorithm.is_custom = True
     assert algorithm.find_step().reason == update.stock == "a loss of its own" and not update.is_captured
     assert update.describe("those of the framework") == "updates are those of the framework: a loss of its own"

@@ -1,5 +1,6 @@
 """Pages are plain English, as far as a machine can tell: short sentences, words of the glossary."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,20 @@ if not (ROOT / "docs").exists():
 
 MOST_WORDS, MOST_COLUMNS, PRINTED = 39, 80, ("output", "diff")
 PRIVATE_WORDS = {  # words of our own or out of use, and what to write instead
+    "accelerated without a graph": "eager",
+    "asks? nobody": "does not check",
+    "(?:[Dd]eparture|[Aa]rrival) flags?": "done flag of the step, of the observation",
+    "gains? in part": "a part gets faster",
+    "(?:it|they) (?:is|are) none": "it is not",
+    "hands? over": "return",
+    "modules? with(?:out)? a state": "stateful module",
+    "perceptrons?": "MLP",
+    "pictures": "image observations, figure",
+    "(?:a room|[Rr]ooms) (?:imports?|are)": "module",
+    "(?<=, )say(?=[,)])": "such as",
+    "seams?": "hook",
+    "stands? (?:in front|against)": "precedes, prevents",
+    "taken for (?:zero|0)": "replaced by 0",
     "afresh": "from zero",
     "anew": "again",
     "arms?": "variant",
@@ -70,6 +85,13 @@ def find_words(text, words):
 
 def find_sentences(text):
     return [x for block in find_blocks(text) for x in re.split(r"(?<=[.!?])[*_)\"”]* +(?=[^a-z])", block)]
+
+
+def test_docstrings_have_no_private_words():
+    for path in (path for package in ("rl_triton_core", "adapters") for path in (ROOT / package).rglob("*.py")):
+        nodes = [x for x in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(x, ast.Expr)]
+        said = " ".join(x.value.value for x in nodes if isinstance(getattr(x.value, "value", None), str))
+        assert not find_words(re.sub(r"`+[^`]*`+", "", said), PRIVATE_WORDS), path
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -143,7 +143,7 @@ def test_a_captured_update_is_the_eager_one(case, tmp_path, monkeypatch):
     env, changes = CASES[case]
     changes = {"learning_rate": 2**-10, "e_clip": 0.25} | changes
     eager = train(round_rates(make_agent("triton", env, tmp_path, changes)))
-    assert eager.describe().startswith("updates are accelerated without a graph: graphs need tensors on a GPU")
+    assert eager.describe().startswith("updates are eager: graphs need tensors on a GPU")
     allow_captures(monkeypatch)
     ours = round_rates(make_agent("triton", env, tmp_path, changes))
     trainers = list_trainers(ours)

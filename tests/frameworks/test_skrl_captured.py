@@ -106,7 +106,7 @@ def test_an_update_is_that_of_skrl(case, captured, tmp_path):
     """Bit for bit, where the optimizer was told how to step: statistics, learning rates, the optimizer's state too."""
     iterations = 40 if case in LONG else 3
     stock, ours = train_both(tmp_path, case, iterations)
-    kind = "captured" if captured else "accelerated without a graph"
+    kind = "captured" if captured else "eager"
     assert ours.describe().startswith(f"updates are {kind}")
     compare(ours, stock, rtol=0, atol=0)
     if captured:
@@ -261,4 +261,4 @@ def test_an_early_stop_in_mixed_precision_has_no_graph(tmp_path, monkeypatch):
     allow_captures(monkeypatch)
     agent = make_runner(TritonRunner, tmp_path, "mixed precision", 1).agent
     agent.cfg.kl_threshold = 0.01
-    assert agent.describe() == "updates are accelerated without a graph: kl_threshold with mixed precision"
+    assert agent.describe() == "updates are eager: kl_threshold with mixed precision"

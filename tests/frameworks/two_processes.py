@@ -16,7 +16,7 @@ SETUPS = pytest.mark.parametrize(
     ("device", "kind"),
     [pytest.param("cpu", "gloo", marks=GLOO)] + [pytest.param("cuda", x, marks=TWO_GPUS) for x in ("nccl", "gloo")],
 )
-EAGER = "accelerated without a graph: "
+EAGER = "eager: "
 
 
 def train_arms(rank, train, device, arms, folder):

@@ -72,7 +72,7 @@ def gae(
         gamma: Discount γ per step, finite and >= 0.
         gae_lambda: λ in [0, 1].
         truncations: Whether step t was cut by a time limit and did not terminate, stored after `envs.step`, shaped like
-            `rewards`. `dones` hold these episode ends too: a truncation without its done (flags shifted by a step, say)
+            `rewards`. `dones` hold these episode ends too: a truncation without its done (flags one step late)
             yields NaN in its episode.
         final_values: V of the episode's last observation, before the reset, shaped like `rewards`; read where
             `truncations` are set. Goes together with `truncations`; None with ``autoreset="next_step"``.

@@ -19,7 +19,7 @@ def copy_function(function: Any, names: Mapping[str, Any], closure: tuple[Any, .
 
 
 class CopiedMethodsMixin:
-    """Refuses a class in which a method of ours that is a copy stands in front of a user's, which it would not call."""
+    """Refuses a class in which a method of ours that is a copy precedes a user's, which it would not call."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Look for the methods behind all copies."""

@@ -1,6 +1,6 @@
-"""An update of a framework's algorithm: captured in CUDA graphs, accelerated without a graph, or the framework's own.
+"""An update of a framework's algorithm: captured in CUDA graphs, eager, or the framework's own.
 
-An adapter has one, and says in each update what it is of and what stands against it:
+An adapter has one, and says in each update what it is of and what prevents it:
 
     self.captured_update = CapturedUpdate(self.update_minibatch)  # one gradient step: indices in, statistics out
     ...
@@ -126,7 +126,7 @@ class CapturedUpdate:
 
 def describe_update(reason: str, is_stock: bool, whose: str = "those of the stock algorithm") -> str:
     """Say in which of three ways updates are made; captured, unless there is a reason why not."""
-    kind = "captured" if not reason else whose if is_stock else "accelerated without a graph"
+    kind = "captured" if not reason else whose if is_stock else "eager"
     return f"updates are {kind}" + f": {reason}" * bool(reason)
 
 

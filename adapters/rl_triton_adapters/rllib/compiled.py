@@ -1,4 +1,4 @@
-"""RLlib: updates of PPO's modules that are perceptrons, in compiled code on the CPU."""
+"""RLlib: updates of PPO's modules that are MLPs, in compiled code on the CPU."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def find_compiled(learner: Any, loss: Any, names: Iterable[str]) -> tuple[dict[s
 
 
 def find_unknown(learner: Any, name: str, module: Any) -> str:
-    """Why a module is not two perceptrons, or its loss and optimizer are not known; empty if all are."""
+    """Why a module is not two MLPs, or its loss and optimizer are not known; empty if all are."""
     kind, parts, optimizers = type(module).__name__, list_modules(module), learner._module_optimizers.get(name, ())
     if not isinstance(module, DefaultPPOTorchRLModule) or type(module.encoder) is not TorchActorCriticEncoder:
         return f"{kind} is not RLlib's module of PPO"

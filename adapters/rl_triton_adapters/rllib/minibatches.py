@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 def can_slice_minibatches(iterator: Any) -> bool:
-    """Whether an iterator's minibatches are rows of tensors, of modules without a state."""
+    """Whether an iterator's minibatches are rows of tensors, of modules that are not stateful."""
     return type(iterator) is MiniBatchCyclicIterator and all(
         type(batch) is SampleBatch
         and len(batch) > 0

@@ -128,7 +128,7 @@ class Update:
         return find_reason(reasons_for_stock), find_reason(obstacles)
 
     def describe(self) -> str:
-        """Say what computes the losses, and whether updates are captured, accelerated without a graph, or RLlib's."""
+        """Say what computes the losses, and whether updates are captured, eager, or RLlib's."""
         self.find_step(again=True)
         own, losses = find_own_of(self.learner, "compute_losses"), []
         for name, module in self.learner.module.items():

@@ -76,7 +76,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         return not self._update.stock
 
     def describe(self) -> str:
-        """Say whether updates are compiled, captured, accelerated without a graph, or stock, and why."""
+        """Say whether updates are compiled, captured, eager, or stock, and why."""
         if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
             return self._update.describe()
         _, reason = self._find_compiled()

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: updates of policies that are perceptrons, in compiled code on the CPU."""
+"""Stable-Baselines3: updates of policies that are MLPs, in compiled code on the CPU."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -61,7 +61,7 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
 
 
 def find_unknown(modules: list[nn.Module], head: str | None) -> str:
-    """Why a policy, the first of its modules, is not two perceptrons behind flat features; empty if it is."""
+    """Why a policy, the first of its modules, is not two MLPs on flat features; empty if it is."""
     policy: Any = modules[0]
     shared, name = getattr(policy, "share_features_extractor", True), type(policy).__name__
     extractors = [policy.features_extractor] if shared else [policy.pi_features_extractor, policy.vf_features_extractor]

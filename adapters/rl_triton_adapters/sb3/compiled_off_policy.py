@@ -1,4 +1,4 @@
-"""Stable-Baselines3: gradient steps and acting of off-policy algorithms on perceptrons, in compiled code on the CPU."""
+"""Stable-Baselines3: gradient steps and acting of off-policy algorithms on MLPs, in compiled code on the CPU."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
 KNOWN = (QNetwork, ContinuousCritic, GaussianActor, Actor)
-"""What an algorithm calls of its policy: perceptrons behind flat observations."""
+"""What an algorithm calls of its policy: MLPs on flat observations."""
 
 
 class Networks(NamedTuple):
@@ -75,7 +75,7 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
 
 
 def find_unknown(algorithm: Any, networks: Networks) -> str:
-    """Why an algorithm's steps are not those of perceptrons behind flat observations; empty if they are."""
+    """Why an algorithm's steps are not those of MLPs on flat observations; empty if they are."""
     things = list_called(networks.owners)
     for owner in networks.owners:
         kind, extractor = type(owner), owner.features_extractor

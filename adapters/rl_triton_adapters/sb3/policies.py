@@ -30,7 +30,7 @@ MASKED_LOGIT = -1e8  # logit of an action that is masked out, as in sb3-contrib
 
 
 def find_head(policy: Any) -> str | None:
-    """Find the kind of a policy's distribution of actions; None if it is none of `HEADS` or methods were overridden."""
+    """Find the kind of a policy's distribution of actions; None if not in `HEADS` or methods were overridden."""
     kind = type(getattr(policy, "action_dist", None))
     head = HEADS.get(f"{kind.__module__}.{kind.__qualname__}")
     return None if head is None or find_own_methods(policy) else head

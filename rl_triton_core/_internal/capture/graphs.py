@@ -81,7 +81,7 @@ class CudaGraphs:
             generator.set_state(state)
 
     def release(self) -> None:
-        """Begin a pool with the next graph: one without graphs takes none while a tensor, say a gradient, is in it."""
+        """Begin a pool with the next graph: one without graphs takes none while a tensor, as a gradient, is in it."""
         if self.pool is not None:
             self.pool = None
             torch.cuda.empty_cache()

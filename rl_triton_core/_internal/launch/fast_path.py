@@ -171,7 +171,7 @@ class Numbers:
     def find(
         self, given: tuple[Any, ...], function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, ...] | None:
-        """The numbers of a call, which ends at their check if they are new. None: they are none."""
+        """The numbers of a call, which ends at their check if they are new. None: one is no number."""
         before, numbers = self.latest
         if all(map(is_, given, before)):
             return numbers

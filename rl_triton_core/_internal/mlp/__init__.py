@@ -1,1 +1,1 @@
-"""Whole updates of actors and critics that are multilayer perceptrons, in compiled code on the CPU."""
+"""Whole updates of actors and critics that are MLPs, in compiled code on the CPU."""

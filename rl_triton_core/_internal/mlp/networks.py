@@ -1,4 +1,4 @@
-"""Two perceptrons as a table of layers, and what stands against it."""
+"""Two MLPs as a table of layers, and why there is none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An epoch of PPO or A2C on two perceptrons, in loops that Numba compiles.
+"""An epoch of PPO or A2C on two MLPs, in loops that Numba compiles.
 
 A minibatch is worked through in tiles of samples. In a tile, whatever there is of each sample is a row: products then
 run along samples, however narrow a layer is. Rows and parameters are addresses, since Numba takes long to compile

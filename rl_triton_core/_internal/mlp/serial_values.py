@@ -1,4 +1,4 @@
-"""Gradient steps of DQN, SAC and TD3 on perceptrons, in loops that Numba compiles, beside those of `serial`.
+"""Gradient steps of DQN, SAC and TD3 on MLPs, in loops that Numba compiles, beside those of `serial`.
 
 What networks take, observations and behind them actions, is in rows that all groups share, as derivatives by it are.
 """

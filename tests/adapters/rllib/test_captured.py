@@ -359,7 +359,7 @@ def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
     allow_captures(monkeypatch)
     stock = build_learner(make_agents_config(modules)[0])
     ours = build_learner(enable_triton(make_agents_config(modules)[0]))
-    assert ours.describe().endswith("updates are accelerated without a graph: a module has a loss of its own")
+    assert ours.describe().endswith("updates are eager: a module has a loss of its own")
     assert "the loss of the module world (World)" in ours.describe()
     for learner in (stock, ours):
         update_agents(learner, ["trained", "world"], 0)
@@ -411,18 +411,14 @@ class OwnUpdate(TritonPPOTorchLearner):
 OBSTACLES = {
     "those of RLlib: switched off": {"flags": {"rl_triton_update": False}},
     "those of RLlib: OwnUpdate has its own _update (": {"learner_class": OwnUpdate},
-    "accelerated without a graph: Own has its own compute_loss_for_module (": {
-        "learner_class": updates.own_loss(TritonPPOTorchLearner)
-    },
-    "accelerated without a graph: PPOTorchLearnerWithWeightRegularizerLoss has its own compute_loss_for_module (": {
+    "eager: Own has its own compute_loss_for_module (": {"learner_class": updates.own_loss(TritonPPOTorchLearner)},
+    "eager: PPOTorchLearnerWithWeightRegularizerLoss has its own compute_loss_for_module (": {
         "learner_class": OwnLossOfRay,
         "flags": {"regularizer_coeff": 0.1},
     },
-    "accelerated without a graph: OwnGradients has its own postprocess_gradients (": {"learner_class": OwnGradients},
-    "accelerated without a graph: stateful modules": {
-        "model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)
-    },
-    "accelerated without a graph: the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
+    "eager: OwnGradients has its own postprocess_gradients (": {"learner_class": OwnGradients},
+    "eager: stateful modules": {"model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)},
+    "eager: the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
 }
 
 
@@ -467,7 +463,7 @@ def describe_share(rank):
 
 def test_learners_that_average_gradients_are_ours_on_a_cpu(tmp_path):
     for said in run_ranks(describe_share, tmp_path, ranks=2, kind="gloo"):
-        assert "the fused loss of default_policy; updates are accelerated without a graph" in said
+        assert "the fused loss of default_policy; updates are eager" in said
 
 
 @pytest.mark.gpu

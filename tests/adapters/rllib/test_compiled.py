@@ -120,7 +120,7 @@ def test_what_is_not_compiled_is_said(reason, monkeypatch):
     config = make_config("gaussian")
     REASONS[reason](config)
     learner = build_learner(enable_triton(config))
-    assert "updates are accelerated without a graph: " in learner.describe()
+    assert "updates are eager: " in learner.describe()
     assert f"; not compiled: {reason}" in learner.describe()
     fused = count_calls(monkeypatch, update, "fuse_optimizer")
     update_learner(config, "gaussian", 1, learner)

@@ -3,7 +3,7 @@
 *Bound* makes the logits, and the products of the layer and its gradients alone. *Eager* computes in float32 what the
 others do; *in place* is the layer with `token_log_probs` in the memory of the logits; *TRL* is the function of TRL's
 trainer. *GRPO* is `linear_grpo_loss` with entropies, beside that function with TRL's loss, and beside Liger's fused
-linear loss, which has no entropies. Peaks are beyond the inputs.
+linear loss, which has none. *Split* is with half of the vocabulary on each of two GPUs. Peaks are beyond the inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 from torch.nn.functional import linear
 
 from benchmarks import harness
-from benchmarks.results import Row
+from benchmarks.results import Row, make_row
 from benchmarks.token_log_probs import CHECKED_TOKENS, LENGTH, Results, Way, compute_ours, compute_plain
 from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
@@ -42,33 +43,56 @@ SETTINGS = {
     "cpu": [Setting(512, 512, 32000, "float32")],
     "quick": [Setting(40, 8, 100, "float32")],
 }
-SECONDS = 1.0
+SECONDS, BURST, PARTS = 1.0, 5, 2
 COEFFICIENT = 0.01  # of the entropy
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    make = partial(torch.randn, device=options.device)
-    hidden, weight = make(setting.tokens, setting.width), 0.02 * make(setting.vocabulary, setting.width)
-    tokens = torch.randint(setting.vocabulary, (setting.tokens,), device=options.device)
-    leaves = [x.to(getattr(torch, setting.dtype)).requires_grad_() for x in (hidden, weight)]
+    given = draw(setting, options.device)
     ways: dict[str, Way] = {"eager": compute_eagerly, "in place": compute_in_place, "ours": compute_linear}
     losses: dict[str, Loss] = {"GRPO": compute_loss}
     if all(map(importlib.util.find_spec, ("trl", "accelerate", "datasets"))):
         ways["TRL"], losses["TRL's GRPO"] = compute_as_trl, compute_loss_as_trl
-    few, own = tokens[:CHECKED_TOKENS], (leaves[0][:CHECKED_TOKENS].detach(), leaves[1].detach())
-    exact = compute_eagerly(*(x.double() for x in own), few)
-    for got, want in (pair for way in ways.values() for pair in zip(way(*own, few), exact, strict=True)):
-        assert_close(got.cpu(), want.cpu(), rtol=1e-4 if setting.dtype == "float32" else 2**-5)
-    arms = {name: partial(run_both, way, *leaves, tokens) for name, way in ways.items()}
-    advantages = make(setting.tokens)
-    for name, loss in losses.items():
-        check_loss(loss, *own, few, advantages[: len(few)])
-        arms[name] = partial(run_both, loss, *leaves, tokens, advantages)
+    for way in ways.values():
+        check_way(way, *given[:3])
+    for loss in losses.values():
+        check_loss(loss, *given)
+    arms = {name: partial(run_both, way, *given[:3]) for name, way in ways.items()}
+    arms |= {name: partial(run_both, loss, *given) for name, loss in losses.items()}
     if options.device == "cuda" and importlib.util.find_spec("liger_kernel"):
-        arms["Liger's GRPO"] = make_liger(*leaves, tokens, advantages)
-    arms["bound"] = partial(make_products, *(x.detach() for x in leaves))
+        arms["Liger's GRPO"] = make_liger(*given)
+    arms["bound"] = partial(make_products, *(x.detach() for x in given[:2]))
     about = {"host_only": (*arms,), "peaks": options.device == "cuda", "reference": "bound"}
     yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
+    if options.device == "cuda" and torch.cuda.device_count() < PARTS:
+        yield make_row("split", "full", "µs", [], "needs two GPUs")
+    elif options.device == "cuda" or options.quick:
+        times, peaks = harness.run_in_group(measure_part, PARTS, options.device, setting)
+        yield from harness.list_times(times)
+        yield from (make_row(name, "peak", "MiB", peak) for name, peak in peaks.items())
+
+
+def draw(setting: Setting, device: str) -> list[torch.Tensor]:
+    """Hidden states and weight, which ask for gradients, tokens, and an advantage for each."""
+    about = {"device": device, "generator": torch.Generator(device).manual_seed(0)}
+    make = partial(torch.randn, **about)
+    hidden, weight = make(setting.tokens, setting.width), 0.02 * make(setting.vocabulary, setting.width)
+    tokens = torch.randint(setting.vocabulary, (setting.tokens,), **about)
+    leaves = [x.to(getattr(torch, setting.dtype)).requires_grad_() for x in (hidden, weight)]
+    return [*leaves, tokens, make(setting.tokens)]
+
+
+def measure_part(device: str, setting: Setting) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+    """Microseconds and peaks of one process, which has some of the vocabulary, once the results are right."""
+    given, size = draw(setting, device), -(-setting.vocabulary // PARTS)
+    own = slice(size * distributed.get_rank(), size * (1 + distributed.get_rank()))
+    way, loss = (partial(x, group="world", first=own.start) for x in (compute_linear, compute_loss))
+    check_way(way, *given[:3], own=own)
+    check_loss(loss, *given, own=own)
+    given[1] = given[1][own].detach().requires_grad_()
+    calls = {"split": partial(run_both, way, *given[:3]), "GRPO split": partial(run_both, loss, *given)}
+    times = harness.time_in_turns(calls, device, burst=BURST)  # as many on each, which wait for each other
+    return times, {} if device == "cpu" else {name: harness.measure_memory(call) for name, call in calls.items()}
 
 
 def compute_eagerly(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
@@ -79,8 +103,8 @@ def compute_in_place(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.T
     return compute_ours(linear(hidden, weight), tokens, inplace_backward=True)
 
 
-def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
-    return linear_token_log_probs(hidden, weight, tokens, entropy=True)
+def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, **part: Any) -> Results:
+    return linear_token_log_probs(hidden, weight, tokens, entropy=True, **part)
 
 
 def compute_as_trl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
@@ -97,10 +121,11 @@ def run_both(way: Way | Loss, *given: torch.Tensor) -> None:
     torch.autograd.grad([x.sum() for x in (found if isinstance(found, tuple) else (found,))], given[:2])
 
 
-def compute_loss(*given: torch.Tensor) -> torch.Tensor:
+def compute_loss(*given: torch.Tensor, **part: Any) -> torch.Tensor:
     """Of one response, with advantages per token."""
     hidden, weight, tokens, advantages = (x if i == 1 else x[None] for i, x in enumerate(given))
-    return linear_grpo_loss(hidden, weight, tokens, None, advantages, entropy=True, entropy_coef=COEFFICIENT).loss
+    options = {"entropy": True, "entropy_coef": COEFFICIENT, **part}
+    return linear_grpo_loss(hidden, weight, tokens, None, advantages, **options).loss
 
 
 def compute_loss_as_trl(*given: torch.Tensor) -> torch.Tensor:
@@ -112,15 +137,27 @@ def compute_loss_as_trl(*given: torch.Tensor) -> torch.Tensor:
     return losses.mean() - COEFFICIENT * entropy.mean()
 
 
-def check_loss(
-    loss: Loss, hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, advantages: torch.Tensor
-) -> None:
-    """Compare the gradient by hidden states with that of float64, where the ratio is 1."""
-    leaves = [x.detach().to(dtype).requires_grad_() for x in (hidden, weight) for dtype in (x.dtype, torch.float64)]
-    log_probs, entropy = compute_eagerly(leaves[1], leaves[3], tokens)
-    exact = -(advantages * log_probs + COEFFICIENT * entropy).mean()
-    got = torch.autograd.grad(loss(leaves[0], leaves[2], tokens, advantages), (leaves[0], leaves[2]))
-    for x, want in zip(got, torch.autograd.grad(exact, (leaves[1], leaves[3])), strict=True):
+def take_few(hidden: torch.Tensor, weight: torch.Tensor, *of_tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+    return (x.detach() if i == 1 else x[:CHECKED_TOKENS].detach() for i, x in enumerate((hidden, weight, *of_tokens)))
+
+
+def check_way(way: Way, *given: torch.Tensor, own: slice = slice(None)) -> None:
+    """Compare results, from this part of the weight, with those of float64."""
+    hidden, weight, tokens = take_few(*given)
+    exact = compute_eagerly(hidden.double(), weight.double(), tokens)
+    for got, want in zip(way(hidden, weight[own], tokens), exact, strict=True):
+        assert_close(got.cpu(), want.cpu(), rtol=1e-4 if hidden.dtype == torch.float32 else 2**-5)
+
+
+def check_loss(loss: Loss, *given: torch.Tensor, own: slice = slice(None)) -> None:
+    """Compare gradients with those of float64, where the ratio is 1; of the weight, those of this part."""
+    hidden, weight, tokens, advantages = take_few(*given)
+    leaves = [x.clone().requires_grad_() for x in (hidden, weight[own])]
+    exact = [x.double().requires_grad_() for x in (hidden, weight)]
+    log_probs, entropy = compute_eagerly(*exact, tokens)
+    wanted = torch.autograd.grad(-(advantages * log_probs + COEFFICIENT * entropy).mean(), exact)
+    got = torch.autograd.grad(loss(*leaves, tokens, advantages), leaves)
+    for x, want in zip(got, (wanted[0], wanted[1][own]), strict=True):
         bound = (1e-4 if x.dtype == torch.float32 else 2**-5) * want.abs().max().item()
         torch.testing.assert_close(x.double(), want, rtol=0, atol=bound)
 

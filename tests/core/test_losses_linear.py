@@ -2,16 +2,19 @@
 
 import pytest
 import torch
+from processes import run_ranks
 from test_losses_logits import EPSILONS, TOLERANCES
+from torch import distributed
 from torch.utils.checkpoint import checkpoint
 
 from rl_triton_core._internal.tokens import linear
-from rl_triton_core.losses import linear_token_log_probs, token_log_probs
+from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs, token_log_probs
 from rl_triton_core.testing import assert_close
 
 pytestmark = pytest.mark.covering
 
 SHAPE, WIDTH, SIZE = (3, 7), 5, 11
+PARTS = slice(0, 4), slice(4, SIZE)
 
 
 def draw(dtype=torch.float32, shape=SHAPE, size=SIZE, seed=0):
@@ -33,7 +36,8 @@ def solve_exactly(hidden, weight, bias, tokens, mask=None, temperature=1.0, entr
     hidden = hidden if mask is None else hidden.masked_fill(~mask.bool()[..., None], 0)
     leaves = [None if x is None else x.detach().double().requires_grad_() for x in (hidden, weight, bias)]
     log_p = (torch.nn.functional.linear(*leaves) / temperature).log_softmax(-1)
-    found = log_p.gather(-1, tokens.long()[..., None])[..., 0], -(log_p.exp() * log_p).sum(-1) if entropy else None
+    chosen = tokens.long().clamp(min=0)[..., None]  # where masked, there may be any
+    found = log_p.gather(-1, chosen)[..., 0], -(log_p.exp() * log_p).sum(-1) if entropy else None
     weigh(found, mask).backward()
     kept = [x if x is None or mask is None else torch.where(mask.bool(), x, 0) for x in found]
     return kept, [None if x is None else x.grad for x in leaves]
@@ -57,12 +61,12 @@ def check(target, given, tolerance=None, **options):
         if want is None:
             assert x is None
             continue
-        assert x.shape == tokens.shape
+        assert x.shape == tokens.shape and (mask is None or not x.cpu()[mask == 0].any())
         rtol = tolerance or (16 * EPSILONS[hidden.dtype] if half else 4 * TOLERANCES[hidden.dtype])
         assert_close(x.cpu().double(), want, rtol=rtol)
     for x, want in zip(leaves, slopes, strict=True):
         if x is not None:
-            scale = want.abs().max().item()
+            scale = max(want.abs().flatten().tolist(), default=0.0)
             torch.testing.assert_close(x.grad.cpu().double(), want, rtol=0, atol=16 * EPSILONS[hidden.dtype] * scale)
 
 
@@ -86,25 +90,12 @@ def test_what_is_masked_is_not_read(target, dtype):
     hidden, weight, bias, tokens = draw()
     mask = torch.rand(SHAPE, generator=torch.Generator().manual_seed(2)) < 0.5
     hidden[~mask], tokens = torch.nan, torch.where(mask, tokens, -100)
-    exact = torch.where(mask, tokens, 0)
-    results = linear_token_log_probs(
-        *(x.clone().to(target.device).requires_grad_() for x in (hidden, weight)),
-        tokens.to(target.device), mask=mask.to(target.device, dtype), chunk=4, backend=target.backend,
-    )  # fmt: skip
-    assert (results.log_probs[~mask.to(target.device)] == 0).all()
-    check(target, (hidden, weight, bias, exact), chunk=4, mask=mask.to(dtype))
+    check(target, (hidden, weight, bias, tokens), chunk=4, mask=mask.to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(0,), (2, 0), (1,), ()])
 def test_few_tokens(target, shape):
-    check(target, draw(shape=shape)) if 0 not in shape else check_empty(target, shape)
-
-
-def check_empty(target, shape):
-    hidden, weight, _, tokens = (x.to(target.device) for x in draw(shape=shape))
-    results = linear_token_log_probs(hidden.requires_grad_(), weight.requires_grad_(), tokens, backend=target.backend)
-    results.log_probs.sum().backward()
-    assert results.log_probs.shape == shape and hidden.grad.shape == hidden.shape and not weight.grad.any()
+    check(target, draw(shape=shape))
 
 
 @pytest.mark.parametrize("learned", ["hidden", "weight", "neither"])
@@ -197,3 +188,32 @@ def test_bad_input_is_named(name, change):
     hidden, weight, _, tokens = draw()
     with pytest.raises((TypeError, ValueError), match=name.split(":")[0]):
         linear_token_log_probs(**{"hidden": hidden, "weight": weight, "tokens": tokens} | change)
+
+
+def solve_part(rank, device):
+    """Gradients, by three ways, of `weigh` in one of two processes that share a vocabulary."""
+    own, factors, found = PARTS[rank], torch.linspace(1, -1, 21, device=device).view(SHAPE), []
+    about = {"group": "world", "first": own.start, "temperature": 0.7, "entropy": True}
+    chunks = about | {"chunk": 4, "mask": factors, "normalizer": 1.0, "entropy_coef": 0.5}
+    *layer, tokens = (x.to(device) for x in draw())
+    for way in (
+        lambda *x: weigh(token_log_probs(torch.nn.functional.linear(*x), tokens, **about)),
+        lambda h, w, b: weigh(linear_token_log_probs(h, w, tokens, bias=b, chunk=4, **about)),
+        lambda h, w, b: linear_grpo_loss(h, w, tokens, None, torch.ones_like(factors), bias=b, **chunks).loss,
+    ):
+        leaves = [x.clone().requires_grad_() for x in (layer[0], *(x[own] for x in layer[1:]))]
+        value = way(*leaves)
+        value.backward()
+        if not found:  # what flows through the layer is of its part
+            distributed.all_reduce(leaves[0].grad)
+        found.append([x.grad for x in leaves] + [value.detach()] * (len(found) < 2))  # a loss has a value of its own
+    return found
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="no two GPUs")
+def test_two_gpus_share_a_vocabulary(tmp_path):
+    results, (by_hidden, *by_layer) = solve_exactly(*draw(), temperature=0.7)
+    for own, ways in zip(PARTS, run_ranks(solve_part, tmp_path, "cuda", kind="nccl"), strict=True):
+        wanted = by_hidden, *(x[own] for x in by_layer), weigh(results)
+        for x, want in (pair for found in ways for pair in zip(found, wanted, strict=False)):
+            torch.testing.assert_close(x.double(), want, rtol=1e-5, atol=1e-5 * want.abs().max().item())

@@ -364,38 +364,38 @@ def test_a_policy_loss_of_the_same_name_is_not_overwritten(monkeypatch):
     assert core_algos.compute_gae_advantage_return is STOCK_GAE
 
 
-def find_module(name):
-    return torch_functional if name in adapter.TOKENS else core_algos
-
-
 def change_numbers(monkeypatch, *names):
     """Pretend a version of verl whose functions of these names have other results."""
     for name in names:
-        stock = getattr(find_module(name), name)
+        stock = getattr(adapter._find_module(name), name)
 
         def changed(*args, stock=stock, **kwargs):
             result = stock(*args, **kwargs)
             return (1.001 * result[0], result[1]) if isinstance(result, tuple) else 1.001 * result
 
         changed.__signature__ = inspect.signature(stock)
-        monkeypatch.setattr(find_module(name), name, changed)
+        monkeypatch.setattr(adapter._find_module(name), name, changed)
 
 
 VANILLA = "compute_policy_loss_vanilla"
 FUNCTIONS = [*ATTRIBUTES.values(), *(x.__name__ for x in LOSSES.values()), *adapter.TOKENS, VANILLA]
 
 
+def read_functions():
+    return {name: getattr(adapter._find_module(name), name) for name in FUNCTIONS[:-1]}
+
+
 @pytest.mark.parametrize("name", [*FUNCTIONS[:2], LOSSES["gpg"].__name__, VANILLA])
 def test_a_function_with_other_numbers_is_left_out(name, monkeypatch, caplog):
     """And the others are replaced."""
     change_numbers(monkeypatch, name)
-    stock = {x: getattr(find_module(x), x) for x in FUNCTIONS[:-1]}
+    stock = read_functions()
     adapter.install()
-    replaced = [x for x in stock if getattr(find_module(x), x) is not stock[x]]
+    replaced = [name for name, x in read_functions().items() if x is not stock[name]]
     has_loss = "triton" in core_algos.POLICY_LOSS_REGISTRY
     adapter.uninstall()
     assert replaced == [x for x in stock if x != name] and has_loss == (name != VANILLA)
-    assert {x: getattr(find_module(x), x) for x in stock} == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
+    assert read_functions() == stock and "triton" not in core_algos.POLICY_LOSS_REGISTRY
     assert f".{name} has other results than ours; verl's own stays" in caplog.text
 
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from rl_triton_adapters.common.switch import find_off_switch, find_places, replace_stock
 
-HELP = "run a command, and switch on the adapter of every framework that its Python programs import"
+HELP = "Run a command, and switch on the adapter of every framework that its Python programs import."
 PREFIX = "rl_triton_adapters."
 MODULES = {
     "stable_baselines3": ("sb3", "sb3.enabling", ""),
@@ -95,11 +95,11 @@ def install() -> None:
 
 def add_arguments(parser: Any) -> None:
     """Add the arguments of `rl-triton run`."""
-    parser.add_argument("--off", action="append", default=[], metavar="FRAMEWORK", help="leave this one as it is")
-    parser.add_argument(
-        "--report", action="store_true", help="say on standard error, at the end, what updates were made"
-    )
-    parser.add_argument("words", nargs="...", metavar="-- COMMAND", help="the command and its arguments")
+    off = "Leave this framework as it is. May be given several times."
+    parser.add_argument("--off", action="append", default=[], metavar="FRAMEWORK", help=off)
+    report = "Say at the end, on standard error, how updates were made, and why."
+    parser.add_argument("--report", action="store_true", help=report)
+    parser.add_argument("words", nargs="...", metavar="-- COMMAND", help="The command and its arguments.")
 
 
 def run(options: Any) -> NoReturn:

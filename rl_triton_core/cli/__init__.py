@@ -60,15 +60,14 @@ def build_parser() -> argparse.ArgumentParser:
     """Build the parser of all commands and their options."""
     parser = argparse.ArgumentParser(
         prog="rl-triton",
-        description="Look after an installation of rl-triton-core.",
-        epilog="Exit status: 0 fine, 1 something is wrong, 2 the arguments are. Without a command: env.",
+        description="Switch rl-triton-core on in a program, and look after its installation.",
+        epilog="Exit status: 0 if all is fine, 1 if something is wrong, 2 if an argument is. The default is env.",
     )
     parser.add_argument("--version", action="version", version=f"rl-triton-core {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, module in COMMANDS.items():
-        formatter = argparse.ArgumentDefaultsHelpFormatter
-        command = commands.add_parser(name, help=module.HELP, description=module.HELP, formatter_class=formatter)
-        command.add_argument("--json", action="store_true", help="print one JSON document")
+        command = commands.add_parser(name, help=module.HELP, description=module.HELP)
+        command.add_argument("--json", action="store_true", help="Print one JSON document and nothing else.")
         if hasattr(module, "add_arguments"):
             module.add_arguments(command)
     return parser

@@ -24,7 +24,7 @@ from rl_triton_core.cli import caches
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import ABSENT, TESTED, TRITON, package_version
 
-HELP = "find the usual troubles of an installation and say what to do; exit status 1 if there is one"
+HELP = "Find the usual troubles of an installation and say what to do. The exit status is 1 if there is one."
 SWITCHES = {
     "RL_TRITON": "every adapter leaves its work to its framework",
     "RL_TRITON_CAPTURE": "no step of training is captured in a CUDA graph",

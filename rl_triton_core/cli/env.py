@@ -13,7 +13,7 @@ from rl_triton_core.cli.caches import find_caches
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.system_info import system_info
 
-HELP = "describe the machine and the installation"
+HELP = "Describe the machine and the installation, for a bug report."
 VARIABLE_PREFIXES = ("RL_TRITON", "TRITON_", "NUMBA_", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "VERL_USE_EXTERNAL")
 
 

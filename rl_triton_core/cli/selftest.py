@@ -17,7 +17,7 @@ from rl_triton_core.cli.output import Report, track_progress
 from rl_triton_core.cli.warmup import FLAGS, FUNCTIONS, NUM_CALLS, choose_tensors, shape_of
 from rl_triton_core.testing import assert_close
 
-HELP = "compare results with those of the reference backend on this machine; exit status 1 if one is wrong"
+HELP = "Compare random calls with the reference backend on this machine. The exit status is 1 if one is wrong."
 COMPILED = tuple(name for name in BACKENDS if name != "reference")
 MAX_FAILURES_SHOWN = 5
 SIZES = (1, 2, 3, 5, 8, 17, 31, 64, 129, 256, 513, 1024)
@@ -50,10 +50,10 @@ class Call(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add how many cases, and which."""
-    parser.add_argument("--cases", type=int, default=400, help="how many random calls to make")
-    parser.add_argument("--seed", type=int, default=0, help="of the random calls")
-    parser.add_argument("--backend", nargs="+", choices=COMPILED, default=list(COMPILED), help="of those that run here")
-    parser.add_argument("--case", type=int, help="make this one only, with the other arguments as when it failed")
+    parser.add_argument("--cases", type=int, default=400, help="The number of random calls (default: 400).")
+    parser.add_argument("--seed", type=int, default=0, help="The seed of the random calls (default: 0).")
+    parser.add_argument("--backend", nargs="+", choices=COMPILED, default=list(COMPILED), help="The backends to test.")
+    parser.add_argument("--case", type=int, help="The number of the only call to make, as one that failed before.")
 
 
 def run(options: argparse.Namespace) -> Report:

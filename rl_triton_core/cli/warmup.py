@@ -16,7 +16,7 @@ from rl_triton_core._internal.backend import BackendUnavailableError, check_back
 from rl_triton_core.cli.output import Report, Table, track_progress
 from rl_triton_core.normalization import normalize_advantages
 
-HELP = "compile what calls need, before training begins"
+HELP = "Compile what calls need, before training begins."
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{name: x for name in estimators.__all__ if inspect.isroutine(x := getattr(estimators, name))},
     "normalize_advantages": normalize_advantages,
@@ -35,14 +35,14 @@ NUM_CALLS = 3
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what describes the calls."""
-    parser.add_argument("--estimator", nargs="+", choices=ESTIMATORS, default=ESTIMATORS, help="what will be called")
-    parser.add_argument("--updates", nargs="+", default=(), help="whole updates on the CPU, by distribution of actions")
-    parser.add_argument("--shape", nargs=2, type=int, default=(64, 128), help="of per-step tensors")
-    parser.add_argument("--time-dim", type=int, choices=(-2, -1, 0, 1), default=-1, help="which of the two is time")
-    dtypes = ("float32", "bfloat16", "float16", "float64")
-    parser.add_argument("--dtype", choices=dtypes, default="float32", help="of real-valued tensors")
-    parser.add_argument("--backend", choices=("triton", "cpu", "reference"), help="by default, by device")
-    parser.add_argument("--device", help="of the tensors, such as cuda; by default, by backend")
+    add, dtypes = parser.add_argument, ("float32", "bfloat16", "float16", "float64")
+    add("--estimator", nargs="+", choices=ESTIMATORS, default=ESTIMATORS, help="The functions to compile, or all.")
+    add("--updates", nargs="+", default=(), help="Compile whole updates on the CPU for these distributions of actions.")
+    add("--shape", nargs=2, type=int, default=(64, 128), help="The sizes of rewards (default: 64 128).")
+    add("--time-dim", type=int, choices=(-2, -1, 0, 1), default=-1, help="The dimension that is time (default: -1).")
+    add("--dtype", choices=dtypes, default="float32", help="The dtype of rewards (default: float32).")
+    add("--backend", choices=("triton", "cpu", "reference"), help="The backend to compile (default: by device).")
+    add("--device", help="The device of tensors, such as cuda (default: that of the backend).")
 
 
 def run(options: argparse.Namespace) -> Report:

@@ -1,11 +1,14 @@
 """Pages are plain English, as far as a machine can tell: short sentences, words of the glossary."""
 
+import argparse
 import ast
 import json
 import re
 from pathlib import Path
 
 import pytest
+
+from rl_triton_core.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (ROOT, ROOT / "adapters", ROOT / "docs", ROOT / "examples" / "notebooks")
@@ -92,6 +95,14 @@ def test_docstrings_have_no_private_words():
         nodes = [x for x in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(x, ast.Expr)]
         said = " ".join(x.value.value for x in nodes if isinstance(getattr(x.value, "value", None), str))
         assert not find_words(re.sub(r"`+[^`]*`+", "", said), PRIVATE_WORDS), path
+
+
+def test_help_texts_are_sentences():
+    for module in COMMANDS.values():
+        parser = argparse.ArgumentParser(add_help=False)
+        getattr(module, "add_arguments", id)(parser)
+        said = [module.HELP, *(action.help for action in parser._actions)]
+        assert not [text for text in said if not re.fullmatch(r"[A-Z][^.]*\b.*\.", text) or len(text.split()) < 4]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

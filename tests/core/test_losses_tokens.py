@@ -138,6 +138,19 @@ def test_the_policy_itself_is_the_old_one(target):
     assert_close(leaf.grad, (-per_row / 35)[:, None].expand(5, 7), rtol=1e-6)
 
 
+def test_sums_of_responses_have_the_ratio_of_rloo(target):
+    """As responses of one token: as in TRL's trainer, there is one ratio of each response, which is clipped."""
+    log_probs, old, _, per_row, _ = tokens()
+    leaf, mask = log_probs.double().requires_grad_(), padding_mask()
+    ratio = ((leaf - old) * mask).sum(1).exp()
+    want = -torch.minimum(ratio * per_row, ratio.clamp(0.8, 1.2) * per_row).mean()
+    own = log_probs.clone().requires_grad_()
+    sums = ((x * mask).sum(1, keepdim=True).to(target.device) for x in (own, old))
+    got = grpo_loss(*sums, per_row.to(target.device), backend=target.backend).loss
+    assert_close(got.detach().double(), want.detach(), rtol=1e-5)
+    assert_close(*(torch.autograd.grad(x, y)[0].double() for x, y in ((got, own), (want, leaf))), rtol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_normalizer_as_a_tensor(target, dtype):
     """Of any dtype that holds the number, also where a row's length times it is more than that holds."""

@@ -1,6 +1,6 @@
 """The blocks of docs/recipes.md, and for older versions of RSL-RL, against the frameworks' source, as it is installed.
 
-None of the three can be imported whole without much that a test does not need. What the blocks touch is taken from the
+None of them can be imported whole without much that a test does not need. What the blocks touch is taken from the
 installed files; RLinf's registry is imported.
 """
 
@@ -13,7 +13,7 @@ from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Optional, Union
+from typing import Optional, TypedDict, Union
 
 import cloudpickle
 import numpy as np
@@ -187,6 +187,49 @@ def test_openrlhf(openrlhf, kind):
         rewards, values = (x.masked_fill(mask == 0, torch.nan) for x in (rewards, values))
         for got, wanted in zip(compute(openrlhf), expected, strict=True):
             torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-13)
+
+
+@pytest.fixture
+def prime_rl(monkeypatch):
+    """prime-rl's last layer; where it is not installed, and no package index has it, one with the same arguments."""
+
+    class FusedOutputLinear(torch.nn.Linear):
+        def __init__(self, *sizes, chunk_size):
+            super().__init__(*sizes, bias=False)
+
+        def forward(self, hidden_states, labels=None, temperature=None):
+            log_p = (super().forward(hidden_states) / temperature[..., None]).log_softmax(-1)
+            return {"logprobs": log_p.gather(-1, labels[..., None])[..., 0], "entropy": -(log_p.exp() * log_p).sum(-1)}
+
+    head, loss, config = (ModuleType(name) for name in ("lm_head", "loss", "trainer"))
+    head.FusedOutputLinear, head.PrimeLmOutput = FusedOutputLinear, dict
+    loss.default_loss_fn, config.DefaultLossConfig = lambda *given: given, dict
+    if find_spec("prime_rl"):
+        wanted = ["_SequenceChunkedLogProbEntropyFn", "_online_logsumexp_and_weighted_update"]
+        wanted += ["FusedOutputLinear", "PrimeLmOutput"]
+        names = {"torch": torch, "Tensor": torch.Tensor, "TypedDict": TypedDict}
+        head = extract(find_source("prime_rl", "trainer/models/layers/lm_head.py"), wanted, names)
+    for name, x in {"trainer.models.layers.lm_head": head, "trainer.rl.loss": loss, "configs.trainer": config}.items():
+        put_in_place(x, f"prime_rl.{name}", monkeypatch)
+    return head.FusedOutputLinear
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_prime_rl(prime_rl, dtype, tolerance):
+    torch.manual_seed(0)
+    hidden, temperature, labels = torch.randn(1, 30, 16), 0.5 + torch.rand(1, 30), torch.randint(50, (1, 30))
+    layer, results = prime_rl(16, 50, chunk_size=7).to(dtype), []
+    for ours in (False, True):
+        names = run_block("prime-rl") if ours else {}
+        leaf = hidden.to(dtype).requires_grad_()
+        layer.zero_grad()
+        found = layer(leaf, labels=labels, temperature=temperature)
+        found["logprobs"].square().sum().backward()
+        results.append([found["logprobs"].detach(), found["entropy"].detach(), leaf.grad, layer.weight.grad])
+    assert layer.forward.__func__ is names["forward"]
+    assert names["compute_loss"]("inputs", kl_tau=0.1) == ("inputs", {"kl_tau": 0.1})
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * want.abs().max().item())
 
 
 class LoopStorage:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
-FIGURES = ROOT / "docs" / "plots"
+FIGURES, PUBLISHED = ROOT / "docs" / "plots", ROOT / "benchmarks" / "published"
 NOT_YET = "*not measured yet*"
 Column = tuple[str, str]  # an arm and a metric
 
@@ -329,6 +329,14 @@ def list_adapter_versions() -> str:
     return make_table(["", "the adapter", "a recipe", "refused with an `ImportError`"], table)
 
 
+def describe_sizes() -> str:
+    """What pip downloads on Linux, by the sizes of wheels on the package indexes."""
+    wheels = json.loads((PUBLISHED / "wheels.json").read_text(encoding="utf-8"))
+    sums = {x: sum(wheel["megabytes"] for wheel in wheels if wheel["build"] in (x, "both")) for x in ("cpu", "cuda")}
+    sizes = "{cpu:.1f} GB on a CPU, {cuda:.1f} GB on a GPU".format_map({x: y / 1000 for x, y in sums.items()})
+    return f"Downloads with PyTorch {wheels[0]['version'].partition('+')[0]} on Linux: {sizes}, and your framework."
+
+
 def write_isaac_lab() -> str:
     factors, table = estimate_isaac_lab()
     heads = [f"with an update {factor:.1f} times as fast" for factor in factors]
@@ -344,7 +352,7 @@ def estimate_isaac_lab() -> tuple[list[float], list[list[str]]]:
     rows = [row for found in select_robotics(package="rsl_rl", variant="tf32").values() for row in found]
     factors = [row.median for row in select_rows(rows, "stock", "over ours") if row.median]
     table = []
-    for task in json.loads((ROOT / "benchmarks" / "published" / "isaac_lab.json").read_text(encoding="utf-8")):
+    for task in json.loads((PUBLISHED / "isaac_lab.json").read_text(encoding="utf-8")):
         share = 1 - task["training"] / task["inference"]
         whole = [1 / (1 - share + share / factor) for factor in (*factors, math.inf)]
         table.append([task["task"], f"{share:.0%}", *(f"{x:.2f}×" for x in whole)])
@@ -479,6 +487,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "off_policy_gain": partial(list_expected, LEARNERS),
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "versions": list_versions,
+    "sizes": describe_sizes,
     "adapter_versions": list_adapter_versions,
     "isaac_lab": write_isaac_lab,
     "first": list_first,

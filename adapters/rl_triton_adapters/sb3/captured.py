@@ -136,7 +136,7 @@ class PPOUpdateMixin(AcceleratedMixin):
 
 
 class TritonPPO(PPOUpdateMixin, PPO):
-    """`PPO` with a fused loss and fewer operations around it; on a GPU, with captured updates and captured acting.
+    """`PPO` with updates and acting in CUDA graphs on a GPU; on a CPU, without Triton, in code compiled by Numba.
 
     The rollout is copied to the device once per update, minibatches are gathered there by Stable-Baselines3's own
     permutations, and statistics are read once per update. Parameters are those of `PPO` up to rounding. With

@@ -1,3 +1,3 @@
 """The version, in its only place."""
 
-__version__ = "1.0.0rc1"
+__version__ = "1.0.0rc2"

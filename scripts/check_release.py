@@ -87,8 +87,8 @@ def check_archives(wheel: Path, sdist: Path, version: str) -> None:
     with zipfile.ZipFile(wheel) as archive:
         check_names(wheel, archive.namelist(), IN_WHEEL, NOT_IN_WHEEL)
         name = next(x for x in archive.namelist() if x.endswith(".dist-info/METADATA"))
-        if links := re.findall(r"\]\((?!https?://|#).*?\)", archive.read(name).decode()):
-            sys.exit(f"{wheel.name}: got links to files, which a package index does not have: {links[:5]}")
+        if links := re.findall(r"\]\((?!https?://).*?\)", archive.read(name).decode()):
+            sys.exit(f"{wheel.name}: got links that lead nowhere on a package index: {links[:5]}")
     with tarfile.open(sdist) as archive:
         check_names(sdist, archive.getnames(), IN_SDIST, NOT_IN_SDIST)
     for path in (wheel, sdist):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import check_release
+import package_readme
 import rl_triton_core
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,3 +62,22 @@ def test_workflows_call_verbs_of_the_makefile():
             assert program == "make"
             called = [word for word in words if "=" not in word and not word.endswith("}}")]
             assert set(called) - {"${{", "github.run_number"} <= verbs
+
+
+@pytest.mark.parametrize("repository", [None, "https://example.org/x"])
+def test_links_of_the_readme_on_a_package_index(repository):
+    """They lead somewhere, or are plain words; the picture of the boundary rule has its text."""
+    metadata = {"urls": {"Repository": repository} if repository else {}}
+    package_readme.ReadmeHook(str(ROOT), {}).update(metadata)
+    text = metadata["readme"]["text"]
+    assert re.findall(r"\]\((?!https://)", text) == [] and "A rollout of three episodes" in text
+    assert (f"[Installation]({repository}/blob/HEAD/docs/install.md)" in text) is bool(repository)
+
+
+def test_every_framework_with_an_adapter_has_an_extra():
+    """With a line on the page of the installation."""
+    folder = ROOT / "adapters" / "rl_triton_adapters"
+    frameworks = {x.name for x in folder.iterdir() if (x / "__init__.py").exists()} - {"common"} | {"trl", "sb3_zoo"}
+    for name in (x.replace("_", "-") for x in frameworks):
+        assert re.search(rf"^{name} = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE), name
+        assert f'`pip install ".[{name}]"`' in (ROOT / "docs" / "install.md").read_text(), name

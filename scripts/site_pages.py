@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"rl_triton_core": ROOT / "rl_triton_core", "rl_triton_adapters": ROOT / "adapters" / "rl_triton_adapters"}
 WITHOUT_ALL = {"rl_triton_core.system_info": ["system_info"]}
 """Public modules that have no `__all__`, and what a user imports from them."""
+FOUND_FIRST = {"sb3.md": 4}  # for "PPO", which many pages name
 COPIED = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
@@ -43,10 +44,12 @@ def on_files(files: Any, config: Any) -> Any:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links to files that are copied become links to their pages."""
-    for page, path in COPIED.items():
-        markdown = markdown.replace(f"](../{path}", f"]({page}")
+def on_page_markdown(markdown: str, page: Any = None, **_: Any) -> str:
+    """Links to files that are copied become links to their pages. The search puts some pages before others."""
+    if page and page.file.src_uri in FOUND_FIRST:
+        page.meta["search"] = {"boost": FOUND_FIRST[page.file.src_uri]}
+    for name, path in COPIED.items():
+        markdown = markdown.replace(f"](../{path}", f"]({name}")
     return markdown
 
 

@@ -379,11 +379,11 @@ EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {  # what users of Stable-Base
     "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
     "DQN, CartPole, updates every 4 steps": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
 }
-LEARNERS = {title: place for title, place in EXPECTED.items() if place[0] == "off_policy"} | {
+LEARNERS = {
     title: ("off_policy", OFF_POLICY | {"algorithm": title.partition(",")[0]})
     for title in ("DDPG, Pendulum", "TQC, Pendulum", "QRDQN, CartPole", "CrossQ, Pendulum")
 }
-"""The same of all off-policy algorithms."""
+"""The same of further off-policy algorithms."""
 ON_DEVICE = {
     f"CartPole, {envs} environments, {units} units": ("cleanrl", {"num_envs": envs, "hidden": units})
     for envs, units in ((64, 64), (256, 64), (1024, 128), (4096, 64), (16384, 128))

@@ -337,6 +337,17 @@ def describe_sizes() -> str:
     return f"Downloads with PyTorch {wheels[0]['version'].partition('+')[0]} on Linux: {sizes}, and your framework."
 
 
+def describe_suite() -> str:
+    """What came of Stable-Baselines3's own tests with the classes of this package."""
+    found = json.loads((RESULTS / "cpu" / "sb3_suite.json").read_text(encoding="utf-8"))
+    passed, skipped, failed = found["passed"], found["skipped"], found["failed"]
+    lines = [f"* `{test}`: {reason}." for test, reason in failed.items()]
+    head = (
+        f"Of {passed + skipped + len(failed)} tests of Stable-Baselines3's own suite, {passed} pass with these classes "
+    )
+    return f"{head}(commit `{found['commit'][:7]}`), {skipped} are skipped, {len(failed)} fail:\n\n" + "\n".join(lines)
+
+
 def write_isaac_lab() -> str:
     factors, table = estimate_isaac_lab()
     heads = [f"with an update {factor:.1f} times as fast" for factor in factors]
@@ -488,6 +499,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "versions": list_versions,
     "sizes": describe_sizes,
+    "sb3_suite": describe_suite,
     "adapter_versions": list_adapter_versions,
     "isaac_lab": write_isaac_lab,
     "first": list_first,

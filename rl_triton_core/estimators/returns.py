@@ -92,8 +92,7 @@ def compute_lambda_returns(
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
     layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    returns: torch.Tensor
-    (returns,) = solve(
+    return solve(  # type: ignore[no-any-return]
         LAMBDA_RETURNS,
         {"rewards": rewards} | ({} if values is None else {"values": values}),
         layout,
@@ -107,8 +106,7 @@ def compute_lambda_returns(
         mask_mode=mask_mode,
         out=None if out is None else (out,),
         backend=backend,
-    )
-    return returns
+    )[0]
 
 
 @with_fast_path
@@ -161,8 +159,7 @@ def compute_discounted_returns(
         tensor([[1.7500, 1.5000, 1.0000]])
     """
     layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    returns: torch.Tensor
-    (returns,) = solve(
+    return solve(  # type: ignore[no-any-return]
         LAMBDA_RETURNS,
         {"rewards": rewards},
         layout,
@@ -174,5 +171,4 @@ def compute_discounted_returns(
         mask_mode=mask_mode,
         out=None if out is None else (out,),
         backend=backend,
-    )
-    return returns
+    )[0]

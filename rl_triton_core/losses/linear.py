@@ -81,9 +81,9 @@ def linear_token_log_probs(
 
 
 def check_linear(
-    hidden: Any, weight: Any, bias: Any, tokens: Any, mask: Any, temperature: Any, chunk: Any, *others: Any
+    hidden: Any, weight: Any, bias: Any, tokens: Any, mask: Any, temperature: Any, chunk: Any, backend: Any, *place: Any
 ) -> LinearTokens:
-    """Check what log-probabilities are made of; under autocast, a layer's arguments in its dtype."""
+    """Check what log-probabilities are made of, and what `check_part` takes; under autocast, a layer in its dtype."""
     check.check_tensor("hidden", hidden)
     if not hidden.ndim or not hidden.shape[-1]:
         raise ValueError(f"hidden: got shape {tuple(hidden.shape)}, expected a last dimension of size 1 or more")
@@ -102,7 +102,7 @@ def check_linear(
     check_tokens(tokens, mask, hidden.shape[:-1], "that of the hidden states without the last", hidden.device)
     temperature = check.check_number("temperature", temperature, LOWEST_TEMPERATURE, math.inf)
     size = None if chunk is None else check.check_count("chunk", chunk)
-    backend, part = others[0], check_part(*others[1:])
+    part = check_part(*place)
     own = tokens if part is None else part.find_own(tokens, len(weight))
     flat = own.reshape(-1), None if mask is None else mask.reshape(-1)
     return LinearTokens(hidden.reshape(-1, hidden.shape[-1]), weight, bias, *flat, temperature, size, backend, part)

@@ -144,7 +144,7 @@ def choose_launch(problem: Problem) -> tuple[Launch, int]:
     return table.choose_launch(layout.length, groups, lanes, layout.bytes_per_step, layout.order)
 
 
-class KernelCall(NamedTuple):
+class ScanLaunch(NamedTuple):
     """A launch to be made."""
 
     grid: tuple[int, int]
@@ -155,7 +155,7 @@ class KernelCall(NamedTuple):
 
 def build_launches(
     problem: Problem, row: Launch, segments: int, general: GeneralSettings | None = None
-) -> Iterator[KernelCall]:
+) -> Iterator[ScanLaunch]:
     """The launch, or with segments the one that folds them and the one that uses the folds."""
     groups, _, lanes = problem.shape
     grid = (groups * triton.cdiv(lanes, row.block_lanes), segments)
@@ -171,7 +171,7 @@ def build_launches(
     for fold in (True, False) if segments > 1 else (False,):
         config = kernel_config(problem, row, width, fold, general)
         options = {"num_warps": row.num_warps, **kernels.FUSED, **checked}
-        yield KernelCall(grid, (*arguments, config), options, folds)
+        yield ScanLaunch(grid, (*arguments, config), options, folds)
 
 
 FOLDS, STRIDES, CONSTANTS = map(scan.scan.arg_names.index, ("folds", "strides", "COEFFICIENTS"))

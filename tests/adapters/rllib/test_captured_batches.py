@@ -11,7 +11,6 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import updates
-from ray.rllib.algorithms.appo import APPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -153,25 +152,3 @@ def test_updates_are_compared_and_training_is_the_same(name, monkeypatch, capsys
     lines = re.findall(r"update (\d): parameters moved by (\S+) and differ by (\S+)", capsys.readouterr().out)
     assert [number for number, *_ in lines] == ["1", "2"]
     assert all(float(far) > 0 and float(off) < 1e-3 * float(far) for _, far, off in lines)
-
-
-def test_modules_have_losses_and_coefficients_of_their_own():
-    config = make_config("gaussian", "APPO", use_kl_loss=True, kl_target=1e-4)
-    single = build_learner(config)
-    batches = {}
-    for seed, name in enumerate("ab"):
-        episodes = updates.draw_episodes("gaussian", seed=seed)
-        columns = single._learner_connector(rl_module=single.module, batch={}, episodes=episodes, shared_data={})
-        batches[name] = SampleBatch(columns[POLICY])
-    overrides = {"b": APPOConfig.overrides(use_kl_loss=False, clip_param=0.05, entropy_coeff=0.3)}
-    config.multi_agent(policies={"a", "b"}, algorithm_config_overrides_per_module=overrides)
-
-    def update_both(config):
-        learner = build_learner(config)
-        found = [Learner.update(learner, batch=MultiAgentBatch(batches, 99), timesteps={}) for _ in range(3)]
-        weights = {(name, key): x for name, state in learner.module.get_state().items() for key, x in state.items()}
-        return [updates.flatten_metrics(results) for results in found], weights, None
-
-    stock = update_both(config)
-    assert stock[0][-1]["a", "mean_kl_loss"] > 0 == stock[0][-1]["b", "mean_kl_loss"]
-    updates.assert_same_updates(stock, update_both(enable_triton(config)))

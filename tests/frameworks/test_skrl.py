@@ -39,16 +39,9 @@ def test_advantages(time_limit_bootstrap, scale):
     generator = torch.Generator().manual_seed(0)
     rewards, values = (torch.randn(16, 5, 1, generator=generator) * scale for _ in range(2))
     terminated, truncated = (torch.rand(16, 5, 1, generator=generator) < 0.2 for _ in range(2))
-    arguments = {
-        "rewards": rewards,
-        "terminated": terminated,
-        "truncated": truncated,
-        "values": values,
-        "last_values": torch.randn(5, 1, generator=generator) * scale,
-        "discount_factor": 0.98,
-        "lambda_coefficient": 0.9,
-        "time_limit_bootstrap": time_limit_bootstrap,
-    }
+    arguments = {"rewards": rewards, "values": values, "terminated": terminated, "truncated": truncated}
+    arguments |= {"last_values": torch.randn(5, 1, generator=generator) * scale, "discount_factor": 0.98}
+    arguments |= {"lambda_coefficient": 0.9, "time_limit_bootstrap": time_limit_bootstrap}
     (want_returns, want), (returns, got) = (f(**arguments) for f in (stock_ppo.compute_gae, estimate_advantages))
     torch.testing.assert_close(returns, want_returns, rtol=1e-5, atol=1e-6 * scale)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
@@ -58,7 +51,7 @@ def test_advantages(time_limit_bootstrap, scale):
 def test_every_agent_without_memory_has_a_class(agent_class):
     derived = make_triton_class(agent_class)
     assert issubclass(derived, agent_class) and derived.__name__ == f"Triton{agent_class.__name__}"
-    is_captured = agent_class in (PPO, A2C)
+    is_captured = agent_class in (PPO, A2C, IPPO, MAPPO)
     assert is_captured == hasattr(derived, "recapture")
     update = derived.update.__wrapped__.__wrapped__ if is_captured else derived.update
     assert update.__globals__["compute_gae"].__wrapped__ is estimate_advantages

@@ -69,11 +69,12 @@ def is_asked_for(algorithm: Any) -> bool:
 class State:
     """What an update may change: tensors, optimizers, attributes of the algorithm and of what it holds, random numbers.
 
-    Further parts are modules and optimizers that it holds elsewhere than in its attributes.
+    Further parts are modules and optimizers that it holds elsewhere than in its attributes and dictionaries of these.
     """
 
     def __init__(self, algorithm: Any, *parts: Any) -> None:
-        self.algorithm, held = algorithm, [algorithm, *vars(algorithm).values(), *parts]
+        nested = (y for x in vars(algorithm).values() if type(x) is dict for y in x.values())  # several agents' parts
+        self.algorithm, held = algorithm, [algorithm, *vars(algorithm).values(), *nested, *parts]
         modules = [y for x in held if isinstance(x, nn.Module) for y in x.modules()]
         tensors = [y for x in modules for y in (*x._parameters.values(), *x._buffers.values())]
         self.tensors = [*{id(x): x for x in (*tensors, *held) if isinstance(x, Tensor)}.values()]

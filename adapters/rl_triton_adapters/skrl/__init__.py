@@ -1,18 +1,18 @@
-"""skrl: agents that compute advantages with `rl_triton_core`; updates of PPO and A2C are captured on a GPU.
+"""skrl: agents that compute advantages with `rl_triton_core`; updates of most are captured on a GPU.
 
 The class turns them on, or the runner, for configurations in YAML:
 
     agent = TritonPPO(models=models, memory=memory, cfg=cfg, ...)
     runner = TritonRunner(env, cfg)
 
-An agent's update is skrl's own code, which finds our function where it looks for skrl's, or, for PPO and A2C, the same
-operations in a CUDA graph of a minibatch: nothing of skrl is patched.
+An agent's update is skrl's own code, which finds our function where it looks for skrl's, or, for PPO, A2C, IPPO and
+MAPPO, the same operations in a CUDA graph of a minibatch: nothing of skrl is patched.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import sys
-from functools import cache, cached_property, wraps
+from functools import cache, cached_property, partial, wraps
 from inspect import signature
 from typing import Any
 
@@ -32,7 +32,7 @@ try:
     from skrl.agents.torch.ppo import PPO
     from skrl.utils.runner.torch import Runner
 
-    from rl_triton_adapters.skrl.step import A2CUpdate, PPOUpdate, capture_update
+    from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, MAPPOUpdate, PPOUpdate, capture_update
 except ImportError as error:
     raise explain_import(__name__, error, "skrl", NEEDED) from error
 
@@ -104,7 +104,7 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": compute})
 
 
-CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate)}  # the updates of skrl that are captured
+CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate, IPPOUpdate, MAPPOUpdate)}  # updates of skrl
 
 
 class MadeAgentMixin(CopiedMethodsMixin):
@@ -129,7 +129,8 @@ def derive_class(agent_class: type) -> Any:
     attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
-    attributes |= {"_rl_triton": cached_property(kind), "update": with_check(capture_update(replaced))}
+    make_updates: Any = partial(AgentUpdates, kind) if issubclass(kind, IPPOUpdate) else kind
+    attributes |= {"_rl_triton": cached_property(make_updates), "update": with_check(capture_update(replaced))}
     return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 
 

@@ -1,7 +1,8 @@
-"""skrl: the update of PPO and of A2C without a wait in a minibatch, which is a replay of a CUDA graph on a GPU."""
+"""skrl: the updates of PPO, A2C, IPPO and MAPPO without a wait in a minibatch, a replay of a CUDA graph on a GPU."""
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
+import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
@@ -20,6 +21,7 @@ from skrl import config
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.ppo import PPO
 from skrl.memories.torch import RandomMemory
+from skrl.multi_agents.torch import ippo, mappo
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
 
@@ -37,13 +39,13 @@ def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
     """Make an agent's `update` of skrl's with our advantages, of `replace_gae`, which runs where ours does not."""
 
     @wraps(stock)
-    def update(self: Any, *, timestep: int, timesteps: int) -> None:
-        steps = self._rl_triton
+    def update(self: Any, **given: Any) -> None:
+        steps = self._rl_triton[given["uid"]] if "uid" in given else self._rl_triton
         steps.prepare()
         if steps.stock:
             steps.warn_of_stock(type(self).__name__, "skrl")
             current = self._rl_triton_class.update
-            (stock if current is type(steps).of_skrl else current)(self, timestep=timestep, timesteps=timesteps)
+            (stock if current is type(steps).of_skrl else current)(self, **given)
         else:
             steps.complete_rollout(stock.__globals__["compute_gae"])
             steps.make_steps()
@@ -250,10 +252,9 @@ class PPOUpdate(CapturedUpdate):
     def track_losses(self, history: Tensor, count: int) -> None:
         """Track what skrl does: losses of the minibatches whose steps were made, over the number of all."""
         agent, made = self.agent, history[history[:, HAS_STOPPED] == 0].double().sum(dim=0) / count
-        agent.track_data("Loss / Policy loss", made[POLICY_LOSS].item())
-        agent.track_data("Loss / Value loss", made[VALUE_LOSS].item())
-        if agent.cfg.entropy_loss_scale:
-            agent.track_data("Loss / Entropy loss", made[ENTROPY_LOSS].item())
+        losses = {"Policy": POLICY_LOSS, "Value": VALUE_LOSS}
+        for name, i in (losses | {"Entropy": ENTROPY_LOSS} if agent.cfg.entropy_loss_scale else losses).items():
+            agent.track_data(f"Loss / {name} loss", made[i].item())
         deviation = history[-1, DEVIATION] if self.is_captured else self.find_deviation()
         agent.track_data("Policy / Standard deviation", deviation.item())
         if agent.scheduler:
@@ -270,3 +271,60 @@ class A2CUpdate(PPOUpdate):
         policy_loss = -(batch["advantages"] * log_probs).mean()
         values, _ = self.agent.value.act(inputs, role="value")
         return policy_loss, functional.mse_loss(batch["returns"], values)
+
+
+class OneOfAgents:
+    """What an update of PPO reads of its agent, of one of several, of which skrl has dictionaries under plurals."""
+
+    def __init__(self, agents: Any, uid: str) -> None:
+        self.agents, self.uid = agents, uid
+
+    def __getattr__(self, name: str) -> Any:
+        several = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+        found = getattr(self.agents, several if hasattr(self.agents, several) else name)
+        return found.get(self.uid, found) if isinstance(found, dict) else found
+
+    def track_data(self, tag: str, value: float) -> None:
+        """As of skrl, under this agent's name."""
+        self.agents.track_data(f"{tag} ({self.uid})", value)
+
+
+class IPPOUpdate(PPOUpdate):
+    """As `PPOUpdate`, for one of the agents of IPPO."""
+
+    of_skrl = getattr(ippo.IPPO, "update", None)
+
+    def prepare(self) -> None:
+        """Find out how the steps of the moment are made, with this agent's settings."""
+        self.agent.cfg = cfg = copy.copy(self.agent.agents.cfg)
+        vars(cfg).update({name: x.get(self.agent.uid, x) for name, x in vars(cfg).items() if isinstance(x, dict)})
+        super().prepare()
+
+
+class MAPPOUpdate(IPPOUpdate):
+    """As `IPPOUpdate`, for MAPPO."""
+
+    of_skrl = getattr(mappo.MAPPO, "update", None)
+
+
+class AgentUpdates(dict[str, PPOUpdate]):
+    """Updates by the names of agents that learn together, and how they are made."""
+
+    def __init__(self, kind: type[PPOUpdate], agents: Any) -> None:
+        super().__init__({uid: kind(OneOfAgents(agents, uid)) for uid in agents.possible_agents})
+        self.stock = ""
+
+    def prepare(self) -> None:
+        """Find out how the steps of the moment are made."""
+        for update in self.values():
+            update.prepare()
+        self.stock = next(filter(None, (x.stock for x in self.values())), "")
+
+    def describe(self) -> str:
+        """Say how updates are made, and why; once, what is the same for all."""
+        return "; ".join(dict.fromkeys(x.describe() for x in self.values()))
+
+    def recapture(self) -> None:
+        """Forget the graphs, and why there are none."""
+        for update in self.values():
+            update.recapture()

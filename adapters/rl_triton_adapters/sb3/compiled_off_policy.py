@@ -84,8 +84,10 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
     if any(map(has_hooks, things)):
         return "a module has hooks"
     space, distribution = algorithm.observation_space, getattr(networks.owners[0], "action_dist", None)
-    if isinstance(space, spaces.Dict) or type(distribution) not in (type(None), SquashedDiagGaussianDistribution):
-        return f"observations are a {type(space).__name__}, or actions have a {type(distribution).__name__}"
+    if isinstance(space, spaces.Dict):
+        return "observations are a Dict"
+    if type(distribution) not in (type(None), SquashedDiagGaussianDistribution):
+        return f"actions have a {type(distribution).__name__}"
     own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)
     ours = list_stock(type(algorithm), "_make_step", ("rl_triton_adapters",))
     return own or find_own([algorithm], ours, ("rl_triton_adapters", *PACKAGES))

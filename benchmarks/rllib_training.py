@@ -77,7 +77,8 @@ def check_arms(algorithms: dict[str, Any]) -> None:
     """The first iteration: equal samples, and parameters up to rounding."""
     first = []
     for algorithm in algorithms.values():
-        set_seeds()
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(0)
         first.append(algorithm.env_runner.sample(num_timesteps=100))
         algorithm.train()
     for episodes in zip(*first, strict=True):
@@ -86,12 +87,6 @@ def check_arms(algorithms: dict[str, Any]) -> None:
     modules = [x.learner_group._learner.module["default_policy"].parameters() for x in algorithms.values()]
     for x, y in zip(*modules, strict=True):
         assert_close(y, x, rtol=1e-2, name="parameters")
-
-
-def set_seeds() -> None:
-    """Of all that draws."""
-    for seed in (torch.manual_seed, np.random.seed, random.seed):
-        seed(0)
 
 
 def step_often(envs: Any, actions: Any, count: int) -> None:

@@ -168,6 +168,9 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
 # --- skrl -------------------------------------------------------------------------------------------------------------
 
 
+OUTCOME = ("next_observations", "rewards", "terminated", "truncated", "infos")
+
+
 def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Call:
     with tempfile.TemporaryDirectory() as folder:
         arguments = list_arguments(setting, device, mini_batches=MINIBATCHES, env="pendulum", log_dir=folder)
@@ -187,20 +190,10 @@ def make_skrl_update(provider: str, setting: Setting, device: str) -> harness.Ca
     for _ in range(setting.num_steps):
         with torch.no_grad():
             actions, _ = agent.act(observations, None, **about)
-            following, rewards, terminated, truncated, infos = env.step(actions)
-            agent.record_transition(
-                observations=observations,
-                states=None,
-                actions=actions,
-                rewards=rewards,
-                next_observations=following,
-                next_states=None,
-                terminated=terminated,
-                truncated=truncated,
-                infos=infos,
-                **about,
-            )
-        observations = following
+            outcome = dict(zip(OUTCOME, env.step(actions), strict=True))
+            given = {"observations": observations, "actions": actions, "states": None, "next_states": None}
+            agent.record_transition(**given, **outcome, **about)
+        observations = outcome["next_observations"]
     agent.enable_models_training_mode(True)
     return lambda: agent.update(**about)
 

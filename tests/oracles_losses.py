@@ -1,5 +1,6 @@
 """The losses as their papers write them: float64, PyTorch's own distributions and gradients, nothing of ours."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -86,77 +87,57 @@ def find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau
     return objective if dual_clip is None else torch.where(a < 0, torch.maximum(objective, dual_clip * a), objective)
 
 
-def ppo(
-    policy,
-    old_log_probs,
-    advantages,
-    *,
-    values=None,
-    returns=None,
-    old_values=None,
-    ref_log_probs=None,
-    weights=None,
-    clip=0.2,
-    clip_high=None,
-    dual_clip=None,
-    value_coef=0.5,
-    value_clip=None,
-    value_clip_mode="sb3",
-    value_loss="mse",
-    huber_delta=1.0,
-    value_factor=1.0,
-    entropy_coef=0.0,
-    kl_coef=0.0,
-    kl_estimator="k1",
-    log_ratio_clamp=None,
-    kl_clip=None,
-    normalize_advantages=False,
-    correction=1,
-    epsilon=1e-8,
-    divisor=None,
-    surrogate="clip",
-    tau=1.0,
-    tau_negative=1.05,
-    factors=None,
-    log_ratio=None,
-    kl_times_ratio=False,
-):
+UNUSED = ("values", "returns", "old_values", "ref_log_probs", "weights", "clip_high", "dual_clip", "value_clip")
+UNUSED += ("log_ratio_clamp", "kl_clip", "divisor", "factors", "log_ratio")
+DEFAULTS = dict.fromkeys(UNUSED) | {
+    **{"clip": 0.2, "surrogate": "clip", "tau": 1.0, "tau_negative": 1.05, "kl_times_ratio": False},
+    **{"value_clip_mode": "sb3", "value_loss": "mse", "huber_delta": 1.0, "value_factor": 1.0},
+    **{"value_coef": 0.5, "entropy_coef": 0.0, "kl_coef": 0.0, "kl_estimator": "k1"},
+    **{"normalize_advantages": False, "correction": 1, "epsilon": 1e-8},
+}
+
+
+def ppo(policy, old_log_probs, advantages, **options):
     """The loss of elements with weights: those of weight 0 are taken out before anything is computed."""
+    assert options.keys() <= DEFAULTS.keys()
+    o = SimpleNamespace(**DEFAULTS | options)
     log_prob, entropy, kl = policy
-    w = torch.ones_like(log_prob) if weights is None else weights.double()
+    w = torch.ones_like(log_prob) if o.weights is None else o.weights.double()
     keep = w.detach() != 0
 
     def kept(x):
         return x if not isinstance(x, torch.Tensor) else x.double().expand(keep.shape)[keep]
 
     w, log_prob, entropy, kl = w[keep], log_prob[keep], kept(entropy), kept(kl)
-    old, a, v, r, v_old, ref = map(kept, (old_log_probs, advantages, values, returns, old_values, ref_log_probs))
-    divisor = w.sum() if divisor is None else divisor
+    old, a, ref = map(kept, (old_log_probs, advantages, o.ref_log_probs))
+    v, r, v_old = map(kept, (o.values, o.returns, o.old_values))
+    divisor = w.sum() if o.divisor is None else o.divisor
 
     def mean(x, by=None):
         return (w * x).sum() / (w.sum() if by is None else by)
 
-    if normalize_advantages and w.sum() > correction:
+    if o.normalize_advantages and w.sum() > o.correction:
         deviation = a - mean(a)
-        a = deviation / (((w * deviation**2).sum() / (w.sum() - correction)).sqrt() + epsilon)
-    log_ratio = log_prob - old if log_ratio is None else kept(log_ratio)
-    if log_ratio_clamp is not None:
-        log_ratio = log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp)
+        a = deviation / (((w * deviation**2).sum() / (w.sum() - o.correction)).sqrt() + o.epsilon)
+    log_ratio = log_prob - old if o.log_ratio is None else kept(o.log_ratio)
+    if o.log_ratio_clamp is not None:
+        log_ratio = log_ratio.clamp(-o.log_ratio_clamp, o.log_ratio_clamp)
     ratio = log_ratio.exp()
-    low, high = 1 - clip, 1 + (clip if clip_high is None else clip_high)
-    objective = find_objective(surrogate, ratio, a, log_prob, low, high, dual_clip, tau, tau_negative)
-    objective = objective if factors is None else objective * kept(factors)
+    low, high = 1 - o.clip, 1 + (o.clip if o.clip_high is None else o.clip_high)
+    objective = find_objective(o.surrogate, ratio, a, log_prob, low, high, o.dual_clip, o.tau, o.tau_negative)
+    objective = objective if o.factors is None else objective * kept(o.factors)
     if ref is not None:
-        kl = estimate_kl(log_prob, ref, kl_estimator, log_ratio_clamp, kl_clip) * (ratio if kl_times_ratio else 1)
+        kl = estimate_kl(log_prob, ref, o.kl_estimator, o.log_ratio_clamp, o.kl_clip)
+        kl = kl * ratio if o.kl_times_ratio else kl
     zero, nan = torch.zeros((), dtype=torch.float64), torch.tensor(torch.nan, dtype=torch.float64)
     error, explained = zero, nan
     if v is not None:
-        error = value_factor * value_error(v, r, v_old, value_clip, value_clip_mode, value_loss, huber_delta)
+        error = o.value_factor * value_error(v, r, v_old, o.value_clip, o.value_clip_mode, o.value_loss, o.huber_delta)
         variance, unexplained = (mean(x**2) - mean(x) ** 2 for x in (r, r - v))
         explained = 1 - unexplained / variance
     parts = -mean(objective, divisor), mean(error, divisor), mean(entropy, divisor), mean(kl + zero, divisor)
     policy_loss, value_part, entropy_part, kl_part = parts
-    loss = policy_loss + value_coef * value_part - entropy_coef * entropy_part + kl_coef * kl_part
+    loss = policy_loss + o.value_coef * value_part - o.entropy_coef * entropy_part + o.kl_coef * kl_part
     outside = (ratio < low) | (ratio > high)
     approx = mean(log_ratio.expm1() - log_ratio), mean(-log_ratio), mean(outside.double()), mean(ratio)
     return Oracle(loss, *parts, *approx, explained, ratio.min(), ratio.max())

@@ -113,12 +113,13 @@ APART = {"share_features_extractor": False, "net_arch": [8]}
 LAST = {"learning_rate": lambda x: 1e-3 * x, "clip_range": lambda x: 0.2 * x - 0.01}
 SQUASHED = {"squash_output": True, "use_expln": True}
 MANY = {"clip_range_vf": 0.2, "ent_coef": 0.01}
+TWO, SPLIT = spaces.MultiDiscrete([2, 3]), {"policy_kwargs": APART}
 TASKS = {
     "cartpole": (TritonPPO, "MlpPolicy", "CartPole-v1", {}),
     "pendulum": (TritonPPO, "MlpPolicy", "Pendulum-v1", MANY),
     "dict": (TritonPPO, "MultiInputPolicy", DictCartPole, {"normalize_advantage": False}),
     "schedules": (TritonPPO, "MlpPolicy", "CartPole-v1", LAST),
-    "several": (TritonPPO, "MlpPolicy", partial(OtherActions, spaces.MultiDiscrete([2, 3])), {"policy_kwargs": APART}),
+    "several": (TritonPPO, "MlpPolicy", partial(OtherActions, TWO), SPLIT),
     "binary": (TritonPPO, "MlpPolicy", partial(OtherActions, spaces.MultiBinary(2)), {"ent_coef": 0.01}),
     "own": (TritonPPO, OwnPolicy, "CartPole-v1", {"ent_coef": 0.01}),
     "sde": (TritonPPO, "MlpPolicy", "Pendulum-v1", {"use_sde": True, "sde_sample_freq": 4, "ent_coef": 0.01}),
@@ -126,15 +127,10 @@ TASKS = {
     "a2c": (TritonA2C, "MlpPolicy", "CartPole-v1", {}),
     "a2c_sde": (TritonA2C, "MlpPolicy", "Pendulum-v1", {"use_sde": True}),
     "a2c_pendulum": (TritonA2C, "MlpPolicy", "Pendulum-v1", {"normalize_advantage": True, "ent_coef": 0.01}),
-    "a2c_several": (TritonA2C, "MlpPolicy", partial(OtherActions, spaces.MultiDiscrete([2, 3])), {"ent_coef": 0.01}),
+    "a2c_several": (TritonA2C, "MlpPolicy", partial(OtherActions, TWO), {"ent_coef": 0.01}),
     "a2c_binary": (TritonA2C, "MlpPolicy", partial(OtherActions, spaces.MultiBinary(2)), {"use_rms_prop": False}),
     "masks": (TritonMaskablePPO, "MlpPolicy", partial(MaskedActions, spaces.Discrete(5), [5]), MANY),
-    "masks_several": (
-        TritonMaskablePPO,
-        "MlpPolicy",
-        partial(MaskedActions, spaces.MultiDiscrete([2, 3]), [2, 3]),
-        {"ent_coef": 0.01, "policy_kwargs": APART},
-    ),
+    "masks_several": (TritonMaskablePPO, "MlpPolicy", partial(MaskedActions, TWO, [2, 3]), MANY | SPLIT),
     "masks_binary": (TritonMaskablePPO, "MlpPolicy", partial(MaskedActions, spaces.MultiBinary(2), [2, 2]), {}),
 }
 NUM_TIMESTEPS = 3 * 64 - 8
@@ -389,12 +385,8 @@ def double_values(model):
     model.policy.evaluate_actions = lambda *x, **masks: (2 * (found := plain(*x, **masks))[0], *found[1:])
 
 
-def switch_off(model):
-    model.enabled = False
-
-
 STOCK_STEPS = {
-    "switched off": ({}, switch_off),
+    "switched off": ({}, lambda model: setattr(model, "enabled", False)),
     "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, lambda model: None),
     "this MaskableActorCriticPolicy has its own evaluate_actions": ({}, double_values),
 }
@@ -428,10 +420,6 @@ def transpose_weights(model):
     layer.weight.data = layer.weight.data.T.contiguous().T if is_plain else layer.weight.data.contiguous()
 
 
-def freeze_values(model):
-    model.policy.value_net.requires_grad_(model.num_timesteps > 0)
-
-
 MOMENTUM = {"optimizer_class": torch.optim.SGD, "optimizer_kwargs": {"momentum": 0.9}}
 UNUSUAL = {
     "a forward without options": {"policy": OneArgument},
@@ -439,7 +427,10 @@ UNUSUAL = {
     "an infinite logit": {"policy": NeverLeft},
     "sizes of NumPy": {"batch_size": np.int64(24), "normalize_advantage": 1},
     "weights of another layout": {"prepare": transpose_weights},
-    "momentum that begins later": {"policy_kwargs": MOMENTUM, "prepare": freeze_values},
+    "momentum that begins later": {
+        "policy_kwargs": MOMENTUM,
+        "prepare": lambda model: model.policy.value_net.requires_grad_(model.num_timesteps > 0),
+    },
 }
 
 
@@ -525,22 +516,6 @@ def test_the_switch_is_a_bool(enabled, kind, tmp_path):
     for wrong in ("off", None, 0, 1):
         with pytest.raises(TypeError, match=f"enabled: got {type(wrong).__name__}, expected a bool"):
             MAKERS[kind](env="CartPole-v1", device="cpu", enabled=wrong)
-
-
-@pytest.mark.parametrize("kind", MAKERS)
-def test_four_ways_of_updates_have_four_sentences(kind, monkeypatch):
-    stock, ours = (MAKERS[kind](env="CartPole-v1", device="cpu", enabled=x) for x in (False, True))
-    assert stock.describe() == "updates are those of the stock algorithm: switched off"
-    if kind == "recurrent":
-        assert ours.describe().startswith("updates are eager: ")
-    else:
-        assert ours.describe() == "updates are compiled"
-        ours.policy.action_net.register_forward_hook(lambda *_: None)
-        sentence = ours.describe()
-        assert sentence.startswith("updates are eager: ")
-        assert sentence.endswith("; not compiled: a module has hooks")
-        allow_captures(monkeypatch)
-        assert MAKERS[kind](env="CartPole-v1", device="cpu").describe() == "updates are captured"
 
 
 @pytest.mark.parametrize("kind", ["ppo", "a2c"])

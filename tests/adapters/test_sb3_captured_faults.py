@@ -2,7 +2,6 @@
 
 import copy
 import io
-import warnings
 from collections import Counter
 from functools import partial
 
@@ -17,7 +16,6 @@ from stable_baselines3.common.vec_env import VecNormalize
 from test_sb3 import DictCartPole
 from test_sb3_captured import OPTIONS, allow_captures, compare, make_model
 
-from rl_triton_adapters.sb3 import captured as sb3_captured
 from rl_triton_adapters.sb3.base import replace_methods
 from rl_triton_adapters.sb3.captured import TritonPPO
 
@@ -139,29 +137,3 @@ def test_a_step_of_acting_copies_once_to_the_device_and_once_back():
         names = [event.name for event in profile.events()]
         counts.append(Counter(way for name in names for way in ("HtoD", "DtoH") if f"Memcpy {way}" in name))
     assert counts[1] - counts[0] == {"HtoD": 16, "DtoH": 16}, counts
-
-
-@pytest.mark.parametrize("case", ["optimizer", "switched off"])
-def test_without_graphs_there_is_less_work_all_the_same(case, device, monkeypatch):
-    options = OPTIONS | {"learning_rate": 1e-3}
-    if case == "optimizer":
-        options["policy_kwargs"] = {"optimizer_class": torch.optim.RAdam}
-    monkeypatch.setenv("RL_TRITON_CAPTURE", "1" if case == "optimizer" else "0")
-    models = []
-    for kind in (PPO, TritonPPO):
-        model = kind("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), device=device, **options)
-        losses = count_losses(monkeypatch)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "CapturedStep runs eagerly: RAdam")
-            models.append(model.learn(128))
-    compare(models[1], models[0], rtol=1e-3, atol=1e-4)
-    assert models[1].is_accelerated and not models[1].is_captured
-    is_compiled = "updates are compiled" in models[1].describe()
-    assert is_compiled == (case == "switched off" and device == "cpu") == (not losses)
-
-
-def count_losses(monkeypatch):
-    """A list that grows with every fused loss of `TritonPPO`."""
-    calls, compute = [], sb3_captured.compute_loss
-    monkeypatch.setattr(sb3_captured, "compute_loss", lambda *args, **kw: calls.append(1) or compute(*args, **kw))
-    return calls

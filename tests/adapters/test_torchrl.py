@@ -77,18 +77,12 @@ def call_with_steps(function, steps, **kwargs):
     return function(**{name: x for name, x in steps.items() if has_parameter(function, name)}, **kwargs)
 
 
+DISCOUNTS = {"gamma": GAMMA, "lmbda": LMBDA}
+CLIPS = {"gamma": GAMMA, "rho_thresh": 1.5, "c_thresh": 0.75}
 FUNCTIONS = [
-    (
-        ours.generalized_advantage_estimate,
-        functional.vec_generalized_advantage_estimate,
-        {"gamma": GAMMA, "lmbda": LMBDA},
-    ),
-    (ours.td_lambda_return_estimate, functional.vec_td_lambda_return_estimate, {"gamma": GAMMA, "lmbda": LMBDA}),
-    (
-        ours.vtrace_advantage_estimate,
-        functional.vtrace_advantage_estimate,
-        {"gamma": GAMMA, "rho_thresh": 1.5, "c_thresh": 0.75},
-    ),
+    (ours.generalized_advantage_estimate, functional.vec_generalized_advantage_estimate, DISCOUNTS),
+    (ours.td_lambda_return_estimate, functional.vec_td_lambda_return_estimate, DISCOUNTS),
+    (ours.vtrace_advantage_estimate, functional.vtrace_advantage_estimate, CLIPS),
 ]
 EVERY = pytest.mark.parametrize(("function", "stock", "scalars"), FUNCTIONS, ids=["gae", "td-lambda", "vtrace"])
 

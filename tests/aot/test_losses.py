@@ -27,16 +27,7 @@ def empty(*shape, dtype=torch.float32):
 
 
 def problem_of(
-    head,
-    n=1 << 20,
-    size=None,
-    dtype=torch.float32,
-    parts=1,
-    exact_kl=False,
-    masked=False,
-    tokens=False,
-    surrogate="clip",
-    weigh_kl="none",
+    head, n=1 << 20, size=None, dtype=torch.float32, parts=1, exact_kl=False, masked=False, tokens=False, **choices
 ):
     widths = [size or (1 if head in ("given", "sampled") else 8)] * parts
     inputs = [empty(n, k, dtype=dtype) for k in widths]
@@ -57,7 +48,7 @@ def problem_of(
         empty(dtype=torch.float64) if tokens else None,
     )
     problem = LossProblem(
-        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3", surrogate, weigh_kl),
+        Choices(head, "huber", "cleanrl", "none" if exact_kl else "k3", **choices),
         tuple(inputs),
         streams,
         empty(n, dtype=dtype),

@@ -85,13 +85,6 @@ def value(obs):
     return obs @ np.cos(1.0 + np.arange(obs.shape[-1])) + 0.5
 
 
-def check_endings(name, recorders):
-    """What the test relies on has happened: both kinds of endings in CartPole, one in Pendulum, all in the third."""
-    seen = {(x.terminated, x.truncated) for recorder in recorders for x in recorder.transitions}
-    ends = {"cartpole": {(1, 0), (0, 1)}, "pendulum": {(0, 1)}, "both": {(1, 0), (0, 1), (1, 1)}}[name]
-    assert ends <= seen <= ends | {(0, 0), (1, 1)}, seen
-
-
 def next_value(x: Transition) -> float:
     """What follows a transition: nothing after a termination, the critic's value of the observation otherwise."""
     return 0.0 if x.terminated else value(x.next_obs)
@@ -155,5 +148,7 @@ def record(name, mode, num_envs=5, num_steps=13, num_windows=12):
                 obs, _ = envs.reset(options={"reset_mask": done})
             steps.append((last, rewards, terminated, truncated, final))
         windows.append(Window(i * num_steps, *map(np.stack, zip(*steps, strict=True)), obs, before))
-    check_endings(name, envs.envs)
+    seen = {(x.terminated, x.truncated) for recorder in envs.envs for x in recorder.transitions}
+    ends = {"cartpole": {(1, 0), (0, 1)}, "pendulum": {(0, 1)}, "both": {(1, 0), (0, 1), (1, 1)}}[name]
+    assert ends <= seen <= ends | {(0, 0), (1, 1)}, seen
     return windows, envs.envs

@@ -27,12 +27,6 @@ def run_command(*arguments, **environment):
     return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
-def run_json(capsys, *arguments):
-    """Run a command in this process, and return its exit status and what it printed."""
-    status = main([*arguments, "--json"])
-    return status, json.loads(capsys.readouterr().out)
-
-
 def add_distribution(folder, name, version, *requires):
     """Install the metadata of a package, which is all that is read of it."""
     folder.joinpath(f"{name.replace('-', '_')}-{version}.dist-info").mkdir(parents=True)
@@ -242,8 +236,9 @@ def test_warmup(capsys):
     options = ["--estimator", "gae", "normalize_advantages", "--shape", "3", "5", "--backend", "reference"]
     compile.find_functions.cache_clear()
     compile.compile_callback.cache_clear()
-    status, seconds = run_json(capsys, "warmup", *options, "--updates", "gaussian")
-    assert status == 0 and list(seconds) == ["gae", "normalize_advantages", "update, gaussian"]
+    assert main(["warmup", *options, "--updates", "gaussian", "--json"]) == 0
+    seconds = json.loads(capsys.readouterr().out)
+    assert list(seconds) == ["gae", "normalize_advantages", "update, gaussian"]
     assert compile.compile_callback.cache_info().currsize == len(compile.CALLED)
     assert all(time >= 0 for time in seconds.values())
 

@@ -89,15 +89,10 @@ def make_rollout(head="categorical", nvec=None, masked=False, count=NUM_SAMPLES)
     masks = torch.rand(count, width) < 0.7
     for i, (low, size) in enumerate(zip([0, *(nvec or [])], nvec or [width], strict=False)):
         masks[torch.arange(count), low + actions[:, i].long() % size] = True
-    numbers = [torch.randn(count) for _ in range(3)]
-    return Rollout(
-        torch.randn(count, NUM_FEATURES),
-        actions,
-        *numbers[:2],
-        -torch.rand(count),
-        numbers[2],
-        masks if masked else None,
-    )
+    returns, old_values, advantages = torch.randn(3, count)
+    features, old_log_probs = torch.randn(count, NUM_FEATURES), -torch.rand(count)
+    numbers = {"advantages": advantages, "returns": returns, "old_log_probs": old_log_probs, "old_values": old_values}
+    return Rollout(features, actions, **numbers, action_masks=masks if masked else None)
 
 
 def update_slowly(agent, optimizer, rollout, orders, size, **numbers):

@@ -69,14 +69,9 @@ def list_tensor_errors():
                     shape = ", ".join(map(str, other.shape))
                     yield bad_call(estimator, name, ValueError, shape, form=form, **{name: other})
             if name not in ("bootstrap_values", "alpha", "beta", "x"):
-                yield bad_call(
-                    estimator,
-                    name,
-                    ValueError,
-                    "15",
-                    form=form,
-                    **{name: x.reshape(15, *x.shape[2:])[..., None][:, 0] if x.ndim > 2 else x.reshape(15)},
-                )
+                flat = x.reshape(15, *x.shape[2:])
+                wrong = {name: flat[..., None][:, 0] if x.ndim > 2 else flat}
+                yield bad_call(estimator, name, ValueError, "15", form=form, **wrong)
 
 
 def list_scalar_errors():

@@ -116,12 +116,8 @@ def tell_variants(estimator, cells, mask_mode):
             yield with_form(case, "next_values")
 
 
-def get_arrays(case):
-    return {name: x for name, x in case.args.items() if cases.is_per_step(x)}
-
-
 def list_real_inputs(case):
-    return [name for name, x in get_arrays(case).items() if x.dtype.kind == "f"]
+    return [name for name, x in case.args.items() if cases.is_per_step(x) and x.dtype.kind == "f"]
 
 
 @pytest.mark.covering

@@ -7,7 +7,7 @@ import pytest
 import torch
 from cases import DEFAULT, FORWARD, PREFIX, TRACES, Call, How, Vector, get_name, random_case, same_bits
 
-from rl_triton_core import ScanState, compute_eligibility_traces, compute_episodic_prefix_sum
+from rl_triton_core import ScanState, compute_eligibility_traces
 from rl_triton_core.testing import assert_close
 
 FORWARD_ONES = pytest.mark.parametrize("estimator", FORWARD, ids=get_name)
@@ -139,23 +139,6 @@ def test_no_out_rounds_a_state(name):
         with pytest.raises(ValueError, match=f"out: got dtype {dtype} together with return_state"):
             arguments = {**tensors, **changes, "out": torch.empty(2, 3, dtype=dtype)}
             compute_eligibility_traces(**arguments, return_state=True, backend="reference")
-
-
-def test_the_functions_take_a_plain_state():
-    """As a user writes it, step by step: one window per step is online computation."""
-    x, done = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[False, True, False]])
-    state = ScanState(torch.tensor([8.0]), torch.tensor([False]))
-    seen = []
-    for t in range(3):
-        z, state = compute_eligibility_traces(
-            x[:, t : t + 1], done[:, t : t + 1], decay=0.5, state=state, return_state=True
-        )
-        seen.append(z.item())
-    assert seen == [5.0, 4.5, 4.0] and state.value.tolist() == [4.0] and state.done.tolist() == [False]
-    sums, state = compute_episodic_prefix_sum(torch.ones(1, 2, dtype=torch.int32), return_state=True)
-    assert sums.tolist() == [[1, 2]] and state.value.dtype == torch.int64
-    sums = compute_episodic_prefix_sum(torch.ones(1, 2, dtype=torch.int32), state=state)
-    assert sums.tolist() == [[3, 4]]
 
 
 @FORWARD_ONES

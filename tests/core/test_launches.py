@@ -220,17 +220,8 @@ def test_retrace(launch, window, layout, time_dim, actions):
     probs[..., 0] = 0
     values = real(actions)
     values[..., 0] = torch.nan
-    check_function(
-        ours.compute_retrace,
-        real(),
-        real(),
-        flags(),
-        flags(),
-        log_ratios=0.3 * real(),
-        next_action_probs=probs,
-        next_q_values=values,
-        time_dim=time_dim,
-    )
+    more = {"log_ratios": 0.3 * real(), "next_action_probs": probs, "next_q_values": values}
+    check_function(ours.compute_retrace, real(), real(), flags(), flags(), **more, time_dim=time_dim)
 
 
 @LAYOUTS

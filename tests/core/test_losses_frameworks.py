@@ -85,6 +85,7 @@ METHODS = {
     "GRPO of DeepSeek-V3.2": lambda x: average(x, clip(x.r, x.mean) + 0.04 * x.r * x.kl),
 }
 FUNCTIONS = (compute_discounted_returns, compute_gae, grpo_loss, normalize_advantages)
+READ = ("rewards", "values", "mask", "scores", "ref")
 
 
 def read_methods():
@@ -98,15 +99,7 @@ def read_methods():
 def test_methods(method):
     x, (advantages, options) = make_batch(), read_methods()[method]
     names = {function.__name__: partial(function, backend="reference") for function in FUNCTIONS}
-    names |= {
-        "group_normalize": group_normalize,
-        "rewards": x.rewards,
-        "values": x.values,
-        "mask": x.mask,
-        "scores": x.scores,
-        "n": 2,
-        "ref": x.ref,
-    }
+    names |= {"group_normalize": group_normalize, "n": 2, **{name: vars(x)[name] for name in READ}}
     names |= {"longest": 9, "all_tokens": 100, "epsilon_max": 1.1}
     ours = eval(f"grpo_loss(lp, old, {advantages}, mask=mask, {options})", names | {"lp": x.lp, "old": x.old})
     assert_same(ours.loss, METHODS[method](x), x.lp, rtol=1e-9)

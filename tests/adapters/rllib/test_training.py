@@ -8,9 +8,6 @@ import pytest
 
 pytest.importorskip("ray.rllib")
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import ray
@@ -227,14 +224,5 @@ def test_a_checkpoint_of_ours_without_the_package(private, small_ray, tmp_path):
     with stopping(enable_triton(small_ppo()).build_algo()) as algorithm:
         algorithm.train()
         path = algorithm.save_to_path(str(tmp_path / "checkpoint"))
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE, path, str(Path(__file__).parent)],
-        env={**os.environ, **private},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    assert "'NoneType' object has no attribute 'to_dict'" in result.stdout
-    assert "Could not restore original class from checkpoint" in result.stdout + result.stderr
+    printed = run_with_paths(WITHOUT_THE_PACKAGE, path, str(Path(__file__).parent), **private)
+    assert "'NoneType' object has no attribute 'to_dict'" in printed

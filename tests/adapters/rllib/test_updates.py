@@ -151,22 +151,6 @@ def test_other_columns_keep_the_iterator_of_rllib(column):
     assert not can_slice_minibatches(MiniBatchCyclicIterator(batch, minibatch_size=2))
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip):
-    states = []
-    for ours in (False, True):
-        config = make_config("categorical")
-        config.torch_skip_nan_gradients = skip
-        learner = build_learner(enable_triton(config) if ours else config)
-        for value in (0.1, np.nan, np.inf, 0.2):
-            gradients = {x: torch.full_like(x, 0.1) for x in learner._params}
-            next(iter(gradients.values())).view(-1)[0] = value
-            learner.apply_gradients(gradients)
-        states.append(learner.module[POLICY].get_state())
-    for name, weight in states[0].items():
-        np.testing.assert_allclose(states[1][name], weight, **updates.TOLERANCE, err_msg=name)
-
-
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
 @pytest.mark.parametrize("clip", [None, 0.1, 40.0])
 @pytest.mark.parametrize("value", [0.0, 0.5, np.nan, np.inf])

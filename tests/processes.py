@@ -15,15 +15,19 @@ import rl_triton_core
 GLOO = pytest.mark.skipif(not distributed.is_available() or not distributed.is_gloo_available(), reason="no gloo")
 
 
+def run_command(*words, **options):
+    """What a command prints, which must not fail."""
+    done = subprocess.run(words, capture_output=True, text=True, check=False, **{"timeout": 300, **options})
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 def run_python(program, *arguments, **environment):
     """Run a program without Triton's interpreter, unless the environment says so, and return what it printed."""
     root = str(Path(rl_triton_core.__file__).parents[1])
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join([root, env.get("PYTHONPATH", "")]), **environment}
-    command = [sys.executable, "-c", textwrap.dedent(program), *arguments]
-    result = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=300)
-    assert result.returncode == 0, result.stdout + result.stderr
-    return result.stdout
+    return run_command(sys.executable, "-c", textwrap.dedent(program), *arguments, env=env)
 
 
 def run_program(folder, *arguments, run=None, **environment):

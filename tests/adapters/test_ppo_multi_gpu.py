@@ -1,11 +1,10 @@
 """examples/ppo_multi_gpu.py: two processes make the updates of one with the environments of both."""
 
-import subprocess
 import sys
 
 import pytest
 import torch
-from processes import GLOO, run_ranks
+from processes import GLOO, run_command, run_ranks
 
 pytest.importorskip("tensorboard")
 
@@ -84,8 +83,7 @@ def test_the_command(tmp_path):
     options = ["--num-envs", "8", "--num-steps", "8", "--total-timesteps", "128", "--log-dir", str(tmp_path)]
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*run, ppo_multi_gpu.__file__, *options, "--quiet", "--evaluation-episodes", "2"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
-    assert done.stdout.count("evaluation: mean return") == 1
+    assert run_command(*command).count("evaluation: mean return") == 1
 
 
 def test_the_benchmark_runs(tmp_path):

@@ -2,12 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 import zipfile
 from importlib.util import find_spec
 
 import pytest
+from processes import run_command
 
 if find_spec("rl_zoo3") is None:  # which changes Gymnasium where it is imported
     pytest.skip("rl_zoo3 is not installed", allow_module_level=True)
@@ -43,16 +43,8 @@ def make_training(algorithm, *flags, packages=FLAG):
 
 def run_commands(folder, *commands):
     """Run commands of the zoo, one after the other, and return what each prints."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN_IN_TURN, json.dumps(commands)],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [sys.executable, "-W", "ignore", "-c", RUN_IN_TURN, json.dumps(commands)]
+    run_command(*words, cwd=folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=900)
     return [(folder / f"output{number}").read_text() for number in range(len(commands))]
 
 

@@ -115,16 +115,11 @@ class Agent(nn.Module):
 def make_transitions(kind, count=SIZE * STEPS):
     has_actor = kind not in ("dqn", "squared")
     actions = torch.rand(count, ACTIONS) * 2 - 1 if has_actor else torch.randint(4, (count, 1))
-    noise = [torch.randn(count, ACTIONS) for _ in range(2)]
-    return Transitions(
-        torch.randn(count, FEATURES),
-        actions,
-        torch.randn(count, FEATURES),
-        torch.randn(count),
-        torch.where(torch.rand(count) < 0.2, 0.0, 0.9),
-        noise[0] if kind in ("sac", "fixed") else None,
-        noise[1] if has_actor else None,
-    )
+    noise, next_noise = torch.randn(2, count, ACTIONS)
+    observations, after = torch.randn(2, count, FEATURES)
+    rewards, discounts = torch.randn(count), torch.where(torch.rand(count) < 0.2, 0.0, 0.9)
+    noises = noise if kind in ("sac", "fixed") else None, next_noise if has_actor else None
+    return Transitions(observations, actions, after, rewards, discounts, *noises)
 
 
 def learn_both(kind, make=Adam, **options):

@@ -130,12 +130,8 @@ def make_older_networks(network):
     for role in ("actor", "critic"):
         policy |= {f"{role}_hidden_dims": [16], f"{role}_obs_normalization": network.get("obs_normalization", False)}
     groups = {name: ["state"] for name in ("policy", "actor", "critic")}
-    return {
-        "policy": policy,
-        "actor": network | of_actor | {"stochastic": True},
-        "critic": network,
-        "obs_groups": groups,
-    }
+    actor = network | of_actor | {"stochastic": True}
+    return {"policy": policy, "actor": actor, "critic": network, "obs_groups": groups}
 
 
 def train(runner, iterations, seed=1):
@@ -302,17 +298,14 @@ def test_training_on_a_gpu(variant, device, recwarn):
     compare(ours, stock, rtol=1e-2, atol=5e-3 if "mixed" in variant else 1e-3)
 
 
-def test_switched_off_it_is_stock():
-    stock, ours = make_runner("PPO"), make_runner(OURS, enabled=False)
-    assert train(stock, 2) == train(ours, 2)
-    compare(ours, stock, rtol=0, atol=0)
-
-
-def test_switched_off_in_the_environment_it_is_stock(switched_off, recwarn):
-    stock, ours = (make_runner(name) for name in ("PPO", OURS))
+@pytest.mark.parametrize(("enabled", "reason"), [(False, "switched off"), (True, "RL_TRITON=0 in the environment")])
+def test_switched_off_it_is_stock(enabled, reason, request, recwarn):
+    if enabled:
+        request.getfixturevalue("switched_off")
+    stock, ours = make_runner("PPO"), make_runner(OURS, enabled=enabled)
     assert train(ours, 2) == train(stock, 2)
     compare(ours, stock, rtol=0, atol=0)
-    assert ours.alg.obstacle == "RL_TRITON=0 in the environment"
+    assert ours.alg.obstacle == reason
     assert not [x for x in recwarn if "TritonPPO" in str(x.message)]
 
 

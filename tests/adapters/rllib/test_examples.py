@@ -2,11 +2,11 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import run_command
 
 pytest.importorskip("ray")
 pytest.importorskip("tensorboard")
@@ -30,16 +30,9 @@ ARMS = {
     ("example", "arm"), [("ppo_rllib", "stock"), ("ppo_rllib", "processes"), ("impala_rllib", "triton")]
 )
 def test_the_example(example, arm, tmp_path, private):
-    command = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *SIZES[example], *ARMS[arm]]
-    result = subprocess.run(
-        [*command, "--evaluation-episodes", "4", "--log-dir", str(tmp_path), "--quiet"],
-        env={**os.environ, **private},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert result.returncode == 0, result.stdout + result.stderr[-2000:]
-    assert re.search(r"evaluation: mean return \d+\.\d over 4 episodes", result.stdout)
+    words = [sys.executable, str(ROOT / "examples" / f"{example}.py"), *SIZES[example], *ARMS[arm], "--quiet"]
+    words += ["--evaluation-episodes", "4", "--log-dir", str(tmp_path)]
+    printed = run_command(*words, env={**os.environ, **private})
+    assert re.search(r"evaluation: mean return \d+\.\d over 4 episodes", printed)
     advantages = "stock" if arm == "stock" else "triton"
     assert [x.name for x in tmp_path.iterdir()] == [f"CartPole-v1__{example}__{advantages}__1"]

@@ -131,10 +131,15 @@ def describe_machine(machine: str, result: Result) -> str:
     """What a result was measured on: its GPU, or the CPU in that folder."""
     packages = ("python", "torch", "triton", "numba", "numpy", "cuda", "rocm")
     versions = [f"{name} {x}" for name in packages if (x := result.system.get(name, "none")) != "none"]
-    commits = dict.fromkeys(x for row in result.rows for x in row.commit.split(", "))
-    names = ", ".join(f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in commits)
     gpus = 0 if machine == "cpu" else len(result.system["gpu"].split(", "))
-    return f"{f'{gpus} x ' * (gpus > 1)}{name_processor(machine, result)}; {', '.join(versions)}; commit {names}."
+    about = f"{f'{gpus} x ' * (gpus > 1)}{name_processor(machine, result)}; {', '.join(versions)}"
+    return f"{about}; {name_commits(result.rows)}."
+
+
+def name_commits(rows: Iterable[Row]) -> str:
+    commits = dict.fromkeys(x for row in rows for x in row.commit.split(", "))
+    names = [f"`{name[:7]}{'-dirty' * name.endswith('-dirty')}`" for name in commits]
+    return f"commit {', '.join(names)}"
 
 
 def name_processor(machine: str, result: Result) -> str:
@@ -289,7 +294,7 @@ def write_robotics(package: str) -> str:
     columns = [("stock", "full"), ("ours", "full"), ("stock", "over ours")]
     found = select_robotics(package=package).items()
     return join_parts(
-        f"Whole updates with 4096 environments and 24 steps on an {gpu}:\n\n{list_rows(rows, columns)}"
+        f"Whole updates, 4096 environments and 24 steps, {gpu}, {name_commits(rows)}:\n\n{list_rows(rows, columns)}"
         for gpu, rows in found
     )
 
@@ -346,6 +351,25 @@ def describe_suite() -> str:
         f"Of {passed + skipped + len(failed)} tests of Stable-Baselines3's own suite, {passed} pass with these classes "
     )
     return f"{head}(commit `{found['commit'][:7]}`), {skipped} are skipped, {len(failed)} fail:\n\n" + "\n".join(lines)
+
+
+def describe_verl() -> str:
+    """What verl's other estimators take beside one pass over the logits."""
+    own = select_rows(
+        read_machines("verl_advantages")["cpu"].rows, "stock", "full", threads=1, responses=512, tokens=8192
+    )
+    plus, grpo = (select_rows(own, estimator=name)[0] for name in ("reinforce_plus_plus", "grpo"))
+    setting = {"vocabulary": 151936, "tokens": 16384, "dtype": "bfloat16", "kind": "forward and backward"}
+    ((gpu, result),) = [x for x in read_machines("token_log_probs").items() if x[0] != "cpu"]
+    (logits,) = select_rows(result.rows, "verl", "full", **setting)
+    text = (
+        f"For 512 responses of 8192 tokens, `reinforce_plus_plus` of verl takes {format_number(plus.median)} ms, and "
+        f"`grpo`, which like `rloo` and `opo` loops over responses, {format_number(grpo.median)} ms. The logits of "
+        f"16384 of these 4194304 tokens, with a vocabulary of 151936, take verl's functions "
+        f"{(logits.median or 0) / 1000:.0f} ms, forward and backward, on an {name_processor(gpu, result)} "
+        f"({name_commits([plus, logits])})."
+    )
+    return textwrap.fill(text, 120)
 
 
 def write_isaac_lab() -> str:
@@ -414,18 +438,18 @@ FIRST: dict[str, tuple[str, dict[str, Any], bool]] = {  # a row for each kind of
 
 def list_first() -> str:
     """The rows of FIRST, and how much faster an update makes training where simulation takes time too."""
-    lines, places, commits = [], dict[str, None](), dict[str, None]()
+    lines, places, used = [], dict[str, None](), list[Row]()
     for title, (benchmark, setting, on_cpu) in FIRST.items():
         machine, result, rows = find_expected(benchmark, setting, on_cpu)
         lines.append([f"{title}, {name_device(machine)}", *list_gain(rows)])
         places[name_place(machine, result)] = None
-        commits |= {f"`{row.commit[:7]}`": None for row in rows}
+        used += rows
     wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
     estimate = f"{min(wholes)} to {max(wholes)}, estimated"
     lines.append(["the same in training with Isaac Lab, by task, GPU", "", estimate])
     table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
     note = f"Whole training, environments included, but for that update. Medians and quartiles, on {', '.join(places)}"
-    return f"{table}\n\n{note}; commits {', '.join(commits)}."
+    return f"{table}\n\n{note}; {name_commits(used)}."
 
 
 PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
@@ -433,18 +457,20 @@ PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of 
 
 def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
     """Steps of environments per second in whole training, on a CPU and on a GPU."""
-    lines: list[list[str]] = []
-    places: dict[str, None] = {}
+    lines, places, used = list[list[str]](), dict[str, None](), list[Row]()
     for title, place in settings.items():
         lines.append([title])
         for on_cpu in (True, False):
             machine, result, rows = find_expected(*place, on_cpu)
             lines[-1] += list_gain(rows)
+            used += rows
             if rows:
                 places[name_place(machine, result)] = None
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    return join_parts([table, f"Medians, with quartiles in brackets, on {', '.join(places)}. {PAIRED}"])
+    return join_parts(
+        [table, f"Medians, with quartiles in brackets, on {', '.join(places)}; {name_commits(used)}. {PAIRED}"]
+    )
 
 
 def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:
@@ -500,6 +526,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "versions": list_versions,
     "sizes": describe_sizes,
     "sb3_suite": describe_suite,
+    "verl_share": describe_verl,
     "adapter_versions": list_adapter_versions,
     "isaac_lab": write_isaac_lab,
     "first": list_first,

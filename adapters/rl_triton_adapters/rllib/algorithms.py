@@ -49,25 +49,16 @@ def copy_config(config: Any, default: Any) -> Any:
     return default.from_state(given) if "class" in given else default.update_from_dict(given)
 
 
-class TritonPPO(TritonAlgorithm, PPO):
-    """`PPO` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
+def derive(stock: Any, needs_flag: bool) -> Any:
+    """One of RLlib's algorithms, whose learners compute with `rl_triton_core` unless, or only if, a flag says so."""
+    name, when = ("Flagged", "if a flag says so") if needs_flag else ("Triton", "unless a flag says otherwise")
+    document = f"`{stock.__name__}` of RLlib, whose learners compute with `rl_triton_core` {when}."
+    own = {"needs_flag": needs_flag, "__module__": __name__, "__doc__": document}
+    return type(f"{name}{stock.__name__}", (TritonAlgorithm, stock), own)
 
 
-class TritonIMPALA(TritonAlgorithm, IMPALA):
-    """`IMPALA` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
-
-
-class TritonAPPO(TritonAlgorithm, APPO):
-    """`APPO` of RLlib, whose learners compute with `rl_triton_core` unless a flag says otherwise."""
-
-
-def flag(ours: type[TritonAlgorithm]) -> Any:
-    """RLlib's algorithm, whose learners compute with `rl_triton_core` if a flag says so."""
-    name = ours.__name__.replace("Triton", "Flagged")
-    return type(name, (ours,), {"needs_flag": True, "__module__": __name__, "__doc__": flag.__doc__})
-
-
-FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = map(flag, (TritonPPO, TritonIMPALA, TritonAPPO))
+TritonPPO, TritonIMPALA, TritonAPPO = OURS = [derive(x, needs_flag=False) for x in (PPO, IMPALA, APPO)]
+FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = FLAGGED = [derive(x, needs_flag=True) for x in (PPO, IMPALA, APPO)]
 
 
 def list_places() -> list[Place]:
@@ -87,8 +78,7 @@ def list_places() -> list[Place]:
 
 def add_names() -> None:
     """Let RLlib and Ray Tune find these algorithms, by their names and by RLlib's."""
-    named = {PPO: (TritonPPO, FlaggedPPO), IMPALA: (TritonIMPALA, FlaggedIMPALA), APPO: (TritonAPPO, FlaggedAPPO)}
-    for stock, (ours, flagged) in named.items():
+    for stock, ours, flagged in zip((PPO, IMPALA, APPO), OURS, FLAGGED, strict=True):
         name = stock.__name__
         ALGORITHMS[f"Triton{name}"] = lambda x=ours: (x, x.get_default_config())
         ALGORITHMS[name] = lambda x=flagged: (x, x.get_default_config())

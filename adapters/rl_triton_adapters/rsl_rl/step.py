@@ -271,11 +271,6 @@ class Update(CapturedUpdate):
         mean, deviation = (x.flatten(0, -2).float() for x in (distribution.mean, getattr(distribution, DEVIATION)))
         return Gaussian(mean, (deviation[0] if type(distribution) is GAUSSIANS[0] else deviation).log())
 
-    def list_parameters(self) -> Any:
-        """Those of the actor's distribution."""
-        actor = self.alg.actor
-        return actor.output_distribution_params if OWN else (actor.output_mean, actor.output_std)
-
     def compute_entropy(self, size: int) -> Tensor:
         """The mean entropy of the actor's distribution, of this many samples."""
         return self.alg.actor.output_entropy[:size].mean()  # type: ignore[no-any-return]
@@ -317,7 +312,8 @@ class Update(CapturedUpdate):
         """
         alg, policy = self.alg, self.apply_actor(batch)
         values = self.apply_critic(batch)
-        parameters = tuple(x[:size] for x in self.list_parameters())
+        given = alg.actor.output_distribution_params if OWN else (alg.actor.output_mean, alg.actor.output_std)
+        parameters = tuple(x[:size] for x in given)
         is_fused = not self.unfused and len(values) == size
         entropy = None if is_fused else self.compute_entropy(size)
         if alg.desired_kl is not None and alg.schedule == "adaptive":

@@ -22,12 +22,25 @@ def run_command(*words, **options):
     return done.stdout
 
 
-def run_python(program, *arguments, **environment):
-    """Run a program without Triton's interpreter, unless the environment says so, and return what it printed."""
+BLOCK = """
+import sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def run_python(program, *arguments, without=(), **environment):
+    """What a program prints, in which some packages are absent; without Triton's interpreter unless told otherwise."""
     root = str(Path(rl_triton_core.__file__).parents[1])
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"PYTHONPATH": os.pathsep.join([root, env.get("PYTHONPATH", "")]), **environment}
-    return run_command(sys.executable, "-c", textwrap.dedent(program), *arguments, env=env)
+    program = (BLOCK.format(without) if without else "") + textwrap.dedent(program)
+    return run_command(sys.executable, "-c", program, *arguments, env=env)
 
 
 def run_program(folder, *arguments, run=None, **environment):

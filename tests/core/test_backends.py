@@ -1,7 +1,6 @@
 """The door to the backends, and what `import rl_triton_core` may and may not do."""
 
 import os
-import textwrap
 from dataclasses import replace
 
 import pytest
@@ -15,17 +14,6 @@ from rl_triton_core._internal.scan.recurrence import Expectation
 from rl_triton_core.testing import assert_close, random_rollout
 
 OPTIONAL = ("triton", "numba", "gymnasium", "stable_baselines3", "ray", "rl_triton_adapters")
-
-BLOCK = f"""
-import sys
-
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {OPTIONAL!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Block())
-"""
 
 
 def test_a_backend_that_is_there_is_listed(target):
@@ -128,24 +116,21 @@ def test_import_brings_nothing_optional():
 
 def test_without_anything_optional():
     """Only the reference is left, and it works; the others say what they miss."""
-    printed = run_python(
-        BLOCK
-        + textwrap.dedent("""
-            import torch
-            from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
-            from rl_triton_core.testing import random_rollout
+    program = """
+        import torch
+        from rl_triton_core import BackendUnavailableError, available_backends, compute_gae
+        from rl_triton_core.testing import random_rollout
 
-            print(available_backends("cpu"))
-            rollout = random_rollout(3, 5)._asdict()
-            assert torch.equal(compute_gae(**rollout)[0], compute_gae(**rollout, backend="reference")[0])
-            for name in ("cpu", "triton"):
-                try:
-                    compute_gae(**rollout, backend=name)
-                except BackendUnavailableError as error:
-                    print(name, error)
-        """),
-        TRITON_INTERPRET="1",
-    )
+        print(available_backends("cpu"))
+        rollout = random_rollout(3, 5)._asdict()
+        assert torch.equal(compute_gae(**rollout)[0], compute_gae(**rollout, backend="reference")[0])
+        for name in ("cpu", "triton"):
+            try:
+                compute_gae(**rollout, backend=name)
+            except BackendUnavailableError as error:
+                print(name, error)
+    """
+    printed = run_python(program, without=OPTIONAL, TRITON_INTERPRET="1")
     names, cpu, triton = printed.strip().splitlines()
     assert names == "('reference',)"
     assert cpu.startswith("cpu") and "numba" in cpu

@@ -1,5 +1,6 @@
 """TorchRL: epochs of `ClipPPOLoss` over a random tensordict, advantages by its value estimator or ours."""
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +12,11 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
+make_setting = partial(Setting, recompute=True)
 SETTINGS = {
-    "cuda": (
-        Setting(4096, 128, 128, recompute=True),
-        Setting(512, 1024, 128, recompute=True),
-        Setting(64, 128, recompute=True),
-    ),
-    "cpu": (Setting(8, 256, 64, 10, 8, recompute=True, device="cpu"), Setting(128, 128, recompute=True, device="cpu")),
-    "quick": (Setting(4, 16, 8, 2, 2, recompute=True),),
+    "cuda": (make_setting(4096, 128, 128), make_setting(512, 1024, 128), make_setting(64, 128)),
+    "cpu": (make_setting(8, 256, 64, 10, 8, device="cpu"), make_setting(128, 128, device="cpu")),
+    "quick": (make_setting(4, 16, 8, 2, 2),),
 }
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 

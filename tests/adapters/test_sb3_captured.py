@@ -203,11 +203,7 @@ def test_the_same_agent_as_stock(task, device, monkeypatch):
 
 @pytest.mark.parametrize(
     ("env", "device", "updates"),
-    [
-        ("CartPole-v1", "cpu", 3),
-        pytest.param("CartPole-v1", "cuda", 50, marks=GPU.marks),
-        pytest.param(sb3.DRAWN, "cuda", 50, marks=GPU.marks),
-    ],
+    [("CartPole-v1", "cpu", 3), *(pytest.param(x, "cuda", 50, marks=GPU.marks) for x in ("CartPole-v1", sb3.DRAWN))],
 )
 def test_every_update_of_a_training_is_that_of_stock(env, device, updates, monkeypatch):
     """Of the way that stock goes from the same parameters with the same minibatches, ours misses little, every time."""

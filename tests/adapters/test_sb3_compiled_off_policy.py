@@ -30,12 +30,7 @@ OPTIONS = {
     "rare targets": {"target_update_interval": 6, "tau": 0.3, "gradient_steps": 4, "train_freq": 4},
     "smooth": {"policy_kwargs": TANH},  # where rounding decides about no unit
     "fixed": {"ent_coef": 0.1},
-    "delay": {
-        "policy_delay": 3,
-        "tau": 0.1,
-        "target_policy_noise": 0.5,
-        "action_noise": off_policy.make_noise,
-    },
+    "delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "action_noise": off_policy.make_noise},
 }
 OWN = {TritonDQN: ["rare targets"], TritonSAC: ["rare targets", "fixed"], TritonTD3: ["delay"], TritonDDPG: ["delay"]}
 CASES = [(TritonDQN, name) for name in [*OPTIONS][:7]] + [(TritonSAC, name) for name in [*OPTIONS][:7]]

@@ -140,15 +140,9 @@ def test_rlinf(rlinf, scale, critic, masked):
     ours = rlinf.get_adv_and_returns("gae")
     assert ours is not stock
     rewards, values, mask = make_rollout((31, 5), scale)
-    arguments = {
-        "rewards": rewards[:-1],
-        "values": values if critic else None,
-        "dones": torch.rand(31, 5, generator=torch.Generator().manual_seed(1)) < 0.2,
-        "loss_mask": mask[:-1].bool() if masked else None,
-        "gamma": 0.97,
-        "gae_lambda": 0.9,
-        "adv_type": "gae",
-    }
+    arguments = {"rewards": rewards[:-1], "gamma": 0.97, "gae_lambda": 0.9, "adv_type": "gae"}
+    arguments |= {"values": values if critic else None, "loss_mask": mask[:-1].bool() if masked else None}
+    arguments["dones"] = torch.rand(31, 5, generator=torch.Generator().manual_seed(1)) < 0.2
     valid = mask[:-1] if masked else 1
     for normalize in (False, True):
         expected = stock(**arguments, normalize_advantages=normalize, normalize_returns=normalize)

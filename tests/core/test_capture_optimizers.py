@@ -6,11 +6,12 @@ from functools import partial
 
 import pytest
 import torch
-from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair
+from test_capture import OPTIMIZERS, Training, assert_same_parameters, draw_batches, make_captured, make_pair, step_all
 from test_capture_faults import run_steps
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, OneCycleLR
 
+from rl_triton_core._internal.capture import optimizers
 from rl_triton_core.capture import CapturedStep
 
 pytestmark = pytest.mark.covering
@@ -316,3 +317,33 @@ def test_step_counts_of_another_type(device, monkeypatch):
     assert captured.step.reason == "" and captured.step.captured
     types = [{state["step"].dtype for state in x.optimizer.state.values()} for x in (captured, eager)]
     assert types == [{torch.float32}, {torch.float64}]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_large_tensors_are_stepped_in_parts(optimizer, device, monkeypatch):
+    """Each element as otherwise; what has gaps in memory stays as it is."""
+    trainings, counts = make_pair(monkeypatch, device, optimizer=optimizer), []
+    split = optimizers.split_tensors
+    monkeypatch.setattr(optimizers, "LEAST", 3)
+    monkeypatch.setattr(optimizers, "split_tensors", lambda x: [counts.append((len(x[0]), split(x))), split(x)][1])
+    for each in trainings:
+        weight = next(each.model.parameters())
+        weight.data = weight.data.t().contiguous().t()
+    step_all(trainings, draw_batches(6, device=device))
+    assert_same_parameters(trainings)
+    assert all(len({*map(len, parts)}) == 1 for _, parts in counts)
+    assert any(len(parts[0]) > count for count, parts in counts)
+
+
+def test_parts_are_views_of_their_tensors_in_order():
+    steps, gaps = [torch.zeros(()), torch.ones(())], torch.zeros(70_000, 2)[:, 0]
+    large = [torch.arange(600_000.0), torch.arange(70_000.0)]
+    first, second, counts = optimizers.split_tensors([large, [large[0] + 1, gaps], steps])
+    assert [x.numel() for x in first] == [27_916] * 21 + [13_764, 70_000]
+    assert torch.equal(torch.cat(first), torch.cat(large)) and first[1].data_ptr() == large[0][27_916:].data_ptr()
+    assert torch.equal(torch.cat(second[:-1]), large[0] + 1) and second[-1] is gaps
+    assert [x is steps[0] for x in counts] == [True] * 22 + [False]
+    assert [len(x) for x in optimizers.split_tensors([[torch.zeros(3), torch.zeros(4096)]])] == [3]
+    with optimizers.SmallerParts():
+        torch._foreach_mul_(large, [2.0, 3.0])
+        assert large[1][1] == 3

@@ -15,14 +15,44 @@ from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
 OPTIMIZERS = (*FUSED, RMSprop)
 """Those that can be captured; they can step many parameters at once."""
+ELEMENTWISE = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._foreach_mul_, torch._foreach_add_)
+PARTS, LEAST, MOST = 24, 2048, 65536  # about so many, of so many elements: one launch takes 36 tensors
 SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
 """Attributes of an optimizer by which a `GradScaler` asks it to unscale gradients and to skip a step on the device."""
+
+
+class SmallerParts(TorchFunctionMode):
+    """Inside, operations on lists of tensors take a large one in parts.
+
+    One block of a GPU's threads takes 65,536 elements, so that a layer of 256 x 256 would keep one multiprocessor busy.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Make the call, with lists of smaller tensors if it works on each element alone."""
+        if function in ELEMENTWISE:
+            lists = [x for x in args if isinstance(x, list | tuple) and len(x) == len(args[0])]
+            if all(isinstance(y, Tensor) for x in lists for y in x):
+                parts = iter(split_tensors(lists))
+                args = [next(parts) if any(x is y for y in lists) else x for x in args]
+        return function(*args, **(kwargs or {}))
+
+
+def split_tensors(lists: list[Any]) -> list[list[Tensor]]:
+    """Lists of tensors that go together, as lists of views of them, in the same order; single numbers are repeated."""
+    size = min(max(sum(x.numel() for x in lists[0]) // PARTS, LEAST), MOST)
+    found: list[list[Tensor]] = [[] for _ in lists]
+    for together in zip(*lists, strict=True):
+        count = -(-together[0].numel() // size) if all(x.is_contiguous() for x in together) else 1
+        for x, parts in zip(together, found, strict=True):
+            parts.extend(x.detach().view(-1).split(size) if x.numel() > 1 < count else [x] * count)
+    return found
 
 
 def name_unsupported(optimizer: Optimizer) -> str:

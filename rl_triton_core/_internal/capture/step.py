@@ -65,7 +65,7 @@ class CaptureFailed(Exception):
 def describe_failure(error: Exception) -> str:
     """Why a capture failed: by the error, or by the line that waits for the device, which no graph can."""
     if WAITS in str(error):
-        place = traceback.extract_tb(error.__traceback__)[-1]
+        place = [x for x in traceback.extract_tb(error.__traceback__) if x.name != "__torch_function__"][-1]
         return f"the step waits for the device in {place.filename}, line {place.lineno}"
     message = str(error).splitlines()
     return f"{type(error).__name__}: {message[0] if message else ''}"

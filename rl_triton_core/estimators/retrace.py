@@ -89,8 +89,7 @@ def compute_retrace(
         q_values: Action values Q(s_t, a_t), shaped like `rewards`, floating point.
         terminated: Flags of steps that ended in a terminal state, as of `compute_gae`.
         truncated: Flags of steps whose episode was cut, as of `compute_gae`.
-        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), the learned policy's log-probability minus the behaviour policy's,
-            shaped like `rewards`, floating point; −∞ for an action that π never takes.
+        log_ratios: log π(a_t|s_t) − log μ(a_t|s_t), as of `compute_vtrace`; −∞ for an action that π never takes.
         target_log_probs: log π(a_t|s_t), shaped like `rewards`; with `behaviour_log_probs` it replaces `log_ratios`.
         behaviour_log_probs: log μ(a_t|s_t) of the policy that acted, shaped like `rewards`; with `target_log_probs`.
         expected_next_q: NQ of every step, before any reset, shaped like `rewards`, floating point.

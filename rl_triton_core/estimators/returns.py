@@ -91,22 +91,9 @@ def compute_lambda_returns(
     if (values is None) == (next_values is None):
         given = "None" if values is None else "both it and next_values"
         raise ValueError(f"values: got {given}, expected either values (with bootstrap_values) or next_values")
-    layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return solve(  # type: ignore[no-any-return]
-        LAMBDA_RETURNS,
-        {"rewards": rewards} | ({} if values is None else {"values": values}),
-        layout,
-        terminated=terminated,
-        truncated=truncated,
-        gamma=gamma,
-        lambda_=lambda_,
-        bootstrap_values=bootstrap_values,
-        next_values=next_values,
-        mask=mask,
-        mask_mode=mask_mode,
-        out=None if out is None else (out,),
-        backend=backend,
-    )[0]
+    streams = {"terminated": terminated, "truncated": truncated, "next_values": next_values, "mask": mask}
+    numbers = {"gamma": gamma, "lambda_": lambda_, "bootstrap_values": bootstrap_values, "mask_mode": mask_mode}
+    return solve_returns(rewards, values, time_dim, cu_seqlens, out, backend=backend, **streams, **numbers)
 
 
 @with_fast_path
@@ -158,17 +145,15 @@ def compute_discounted_returns(
         >>> compute_discounted_returns(torch.tensor([[1.0, 1.0, 1.0]]), gamma=0.5, bootstrap_values=0.0)
         tensor([[1.7500, 1.5000, 1.0000]])
     """
+    streams = {"terminated": terminated, "truncated": truncated, "mask": mask}
+    numbers = {"gamma": gamma, "bootstrap_values": bootstrap_values, "mask_mode": mask_mode}
+    return solve_returns(rewards, None, time_dim, cu_seqlens, out, backend=backend, **streams, **numbers)
+
+
+def solve_returns(
+    rewards: torch.Tensor, values: torch.Tensor | None, time_dim: int, cu_seqlens: Any, out: Any, **options: Any
+) -> torch.Tensor:
+    """What `solve` returns of the only output; options are as it takes them."""
     layout = check.check_layout("rewards", rewards, time_dim, cu_seqlens=cu_seqlens)
-    return solve(  # type: ignore[no-any-return]
-        LAMBDA_RETURNS,
-        {"rewards": rewards},
-        layout,
-        terminated=terminated,
-        truncated=truncated,
-        gamma=gamma,
-        bootstrap_values=bootstrap_values,
-        mask=mask,
-        mask_mode=mask_mode,
-        out=None if out is None else (out,),
-        backend=backend,
-    )[0]
+    inputs = {"rewards": rewards} | ({} if values is None else {"values": values})
+    return solve(LAMBDA_RETURNS, inputs, layout, out=None if out is None else (out,), **options)[0]  # type: ignore[no-any-return]

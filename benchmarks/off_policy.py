@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+import numpy as np
+
 from benchmarks import harness
 from benchmarks.end_to_end.sb3 import find_class
 from benchmarks.results import Row, make_row
@@ -24,10 +27,24 @@ class Setting(NamedTuple):
     train_freq: int = 1
 
 
+class Frames(gym.ObservationWrapper):
+    """CartPole whose observations are four frames of 84 x 84, as those of Atari's games are."""
+
+    def __init__(self) -> None:
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        """A grey for each number of the state."""
+        grey = np.clip(128 + 40 * observation, 0, 255).astype(np.uint8)
+        return np.broadcast_to(grey[:, None, None], (4, 84, 84))
+
+
 PENDULUM, CARTPOLE = ("SAC", "TD3", "DDPG", "TQC", "CrossQ"), ("DQN", "QRDQN")
 ALL = [Setting(x, "Pendulum-v1") for x in PENDULUM] + [Setting(x, "CartPole-v1") for x in CARTPOLE]
 ALL.append(Setting("DQN", "CartPole-v1", train_freq=4))
-SETTINGS = {"cpu": ALL, "cuda": [*ALL, ALL[0]._replace(gradient_steps=8)], "quick": [ALL[0], ALL[-1]]}
+MORE = [ALL[0]._replace(gradient_steps=8), Setting("DQN", "frames")]
+SETTINGS = {"cpu": ALL, "cuda": [*ALL, *MORE], "quick": [ALL[0], ALL[-1]]}
 FIRST, WARM_UP, TURN = 21, 40, 100
 """Steps of an environment: until the first gradient steps, until the first turn, and of a turn."""
 SECONDS = 20.0
@@ -62,6 +79,8 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 def make_model(arm: str, setting: Setting, device: str) -> Any:
     kind, (_, env, gradient_steps, train_freq) = find_class(arm, setting.algorithm), setting
     steps = {"learning_starts": 20, "gradient_steps": gradient_steps, "train_freq": train_freq}
+    if env == "frames":
+        return kind("CnnPolicy", Frames(), seed=0, device=device, buffer_size=20_000, **steps)
     return kind("MlpPolicy", env, seed=0, device=device, **steps)
 
 

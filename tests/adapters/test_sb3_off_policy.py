@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections import namedtuple
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
 
@@ -22,11 +23,13 @@ from recorded_graphs import allow_captures
 from sb3_callbacks import At
 from sb3_kinds import DQN, QRDQN, SAC, TD3, TritonCrossQ, TritonDDPG, TritonDQN, TritonSAC, TritonTD3, TritonTQC
 from sb3_kinds import OFF_POLICY as STOCK
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
+from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecNormalize
 from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
@@ -35,6 +38,7 @@ from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.modes import TrainingModes
+from rl_triton_core.capture import CapturedStep
 
 TOLD = {
     **{"net_arch": [16, 16], "activation_fn": torch.nn.Softplus, "optimizer_class": torch.optim.Adam},
@@ -234,10 +238,27 @@ def replace_actor(model):
         x.mul_(2)
 
 
-@pytest.mark.parametrize("moment", ["step", "rollout_start"])
-def test_an_actor_that_is_replaced_acts(moment, monkeypatch):
+def bend_layers(model):
+    for layer in model.policy.modules():
+        layer.__dict__.update({"negative_slope": -9.0} if isinstance(layer, torch.nn.LeakyReLU) else {})
+
+
+def explore_at_times(model):
+    """Before and after the 30th step, actions are random ones."""
+    if is_discrete(type(model)):
+        model.exploration_schedule = lambda left: float(29 <= model.num_timesteps <= 32)
+
+
+ACTORS = [(TritonTD3, replace_actor, "step"), (TritonTD3, replace_actor, "rollout_start")]
+ACTORS += [(kind, bend_layers, moment) for kind in (TritonTD3, TritonDQN) for moment in ("step", "rollout_start")]
+
+
+@pytest.mark.parametrize("kind, change, moment", ACTORS)
+def test_an_actor_that_is_replaced_acts(kind, change, moment, monkeypatch):
     allow_captures(monkeypatch)
-    ours, stock = train_both(TritonTD3, callback=lambda: At(replace_actor, 30, moment))
+    layers = {"activation_fn": torch.nn.LeakyReLU}
+    at = {"change": explore_at_times, "callback": lambda: At(change, 30, moment)}
+    ours, stock = train_both(kind, 120, **at, policy_kwargs=layers)
     assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
 
@@ -531,9 +552,86 @@ def test_a_minibatch_is_what_was_drawn_wherever_its_tensors_lie(size):
     drawn = {"image": image.numpy(), "dones": dones.numpy(), "discounts": None}
     form, rows = minibatches.pack_minibatches(drawn, 3, torch.device("cpu"))
     for row, *expected in zip(rows, image.split(size), dones.split(size), strict=True):
-        found = minibatches.unpack_minibatch(row, form)
+        found = form.unpack(row)
         assert found.keys() == drawn.keys() and found["discounts"] is None
         assert torch.equal(found["image"], expected[0]) and torch.equal(found["dones"], expected[1])
+
+
+BUFFERS = {
+    "plain": {},
+    "several environments": {"n_envs": 3},
+    "memory": {"n_envs": 2, "optimize_memory_usage": True, "handle_timeout_termination": False},
+    "dictionaries": {"n_envs": 2},
+}
+
+
+def fill_buffer(name, steps, device="cpu"):
+    """A replay buffer with random transitions, of an algorithm without a normaliser."""
+    space, action = spaces.Box(-1, 1, (3,)), spaces.Box(-1, 1, (2,))
+    space = spaces.Dict({"a": space, "image": spaces.Box(0, 255, (2, 4), np.uint8)}) if name[0] == "d" else space
+    buffer = (DictReplayBuffer if name[0] == "d" else ReplayBuffer)(20, space, action, device, **BUFFERS[name])
+    space.seed(0)
+    for i in range(steps):
+        one, two = ([space.sample() for _ in range(buffer.n_envs)] for _ in "ab")
+        if name[0] == "d":
+            one, two = ({key: np.stack([x[key] for x in y]) for key in y[0]} for y in (one, two))
+        number = buffer.n_envs
+        about, ends = [{"TimeLimit.truncated": i % 4 == 0}] * number, np.full(number, i % 2 == 0)
+        buffer.add(one, two, np.ones((number, 2)) * i, np.arange(number) + i, ends, about)
+    return SimpleNamespace(replay_buffer=buffer, _vec_normalize_env=None, _stored=None, device=torch.device(device))
+
+
+@pytest.mark.parametrize("steps", [7, 33])
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_graph_gathers_what_stock_buffers_draw(name, steps, device):
+    owner = fill_buffer(name, steps, device)
+    for _ in range(2):
+        set_random_seed(3)
+        form, batches = next(minibatches.draw_minibatches(owner, 2, 16, packs=True))
+        found = [form.unpack(x) for x in batches]
+        set_random_seed(3)
+        expected = [owner.replay_buffer.sample(16) for _ in batches]
+        assert type(form) is minibatches.Stored
+        torch.testing.assert_close(found, [minibatches.keep_fields(x) for x in expected], rtol=0, atol=0)
+        owner.replay_buffer.rewards *= 2  # which the next minibatch has
+        assert copy.deepcopy(form) is None and form.is_of(owner.replay_buffer)
+
+
+def test_which_buffers_graphs_gather_from(monkeypatch):
+    kept, large, own, loaded = (fill_buffer("plain", 7) for _ in range(4))
+    rewards, form = kept.replay_buffer.rewards, minibatches.find_stored(loaded)
+    own.replay_buffer._get_samples = own.replay_buffer._get_samples
+    assert minibatches.find_stored(kept) is minibatches.find_stored(own) is None and rewards[0] == 0
+    monkeypatch.setattr(minibatches, "PINNED_BYTES", 800)
+    assert minibatches.find_stored(large) is None is not minibatches.find_stored(loaded) is form
+    monkeypatch.undo()
+    loaded.replay_buffer = fill_buffer("plain", 9).replay_buffer
+    assert form is not minibatches.find_stored(loaded) is not None
+
+
+class Beginning(BaseCallback):
+    def _on_step(self):
+        return True
+
+    def _on_rollout_start(self):
+        pass
+
+
+@pytest.mark.parametrize("kind", [TritonTD3, TritonDQN])
+def test_acting_asks_nothing_after_a_gradient_step_unless_others_have_run(kind, monkeypatch):
+    allow_captures(monkeypatch)
+    asked, find_graph = [], CapturedStep.find_graph
+    monkeypatch.setattr(CapturedStep, "find_graph", lambda *args: (asked.append(args[0]), find_graph(*args))[1])
+    counts = []
+    for callback in (None, Beginning(), [EveryNTimesteps(9, Beginning())]):
+        asked.clear()
+        model = train(kind, 60, callback, exploration_fraction=0.01) if kind is TritonDQN else train(kind, 60, callback)
+        counts.append(sum(x is model._acting for x in asked))
+    assert counts[0] < 15 and min(counts[1:]) > 30
+    left = []  # of an update, when an environment has stepped: the first of two actions may be a random one
+    note = At(lambda model: left.append(model._unfinished or model._is_alone))
+    train(TritonDQN, 60, note, exploration_fraction=1.0, train_freq=2)
+    assert len(left) == 60 and not any(left)
 
 
 class Counting(torch.nn.ReLU):

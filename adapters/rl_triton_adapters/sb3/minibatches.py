@@ -1,7 +1,10 @@
 """Stable-Baselines3: minibatches of a replay buffer, drawn by its own random numbers, copied to the device at once."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
+from operator import is_
+from sys import getrefcount
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +18,11 @@ from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.capture import is_input
 
 # isort: split
-from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 COPIED_BYTES = 2**26  # so many are drawn before a gradient step is made with the first of them
+PINNED_BYTES = 2**33  # so many, at most, of a buffer's arrays are pinned
 ALIGNMENT = 16  # bytes: where a tensor may begin
 
 
@@ -29,14 +33,13 @@ class Form(NamedTuple):
     leaves: tuple[Any, ...]
     """Dtype, shape, first byte and the one behind the last, or something that is no tensor."""
 
+    def unpack(self, row: Tensor) -> Any:
+        """A minibatch as the buffer has drawn it: views of a row of bytes."""
 
-def unpack_minibatch(row: Tensor, form: Form) -> Any:
-    """A minibatch as the buffer has drawn it: views of a row of bytes."""
+        def view(dtype: torch.dtype, shape: tuple[int, ...], start: int, end: int) -> Tensor:
+            return row[start:end].view(dtype).view(shape)
 
-    def view(dtype: torch.dtype, shape: tuple[int, ...], start: int, end: int) -> Tensor:
-        return row[start:end].view(dtype).view(shape)
-
-    return pytree.tree_unflatten([view(*x) if isinstance(x, tuple) else x for x in form.leaves], form.structure)
+        return pytree.tree_unflatten([view(*x) if isinstance(x, tuple) else x for x in self.leaves], self.structure)
 
 
 def pack_minibatches(samples: Any, count: int, device: torch.device) -> tuple[Form, list[Tensor]]:
@@ -64,7 +67,47 @@ def find_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
-def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iterator[tuple[Form | None, list[Any]]]:
+class Stored:
+    """The arrays of a plain replay buffer, from which a graph gathers its minibatches: on a GPU, where they are.
+
+    They are in pinned host memory then, so that a minibatch has what is written to an array before, by whomever.
+
+    Attributes:
+        views: Tensors over the arrays, as of `list_fields`. None if minibatches are to be drawn on the host, since
+            somebody else has hold of an array, which is not replaced then, or arrays are too large to be pinned.
+    """
+
+    def __init__(self, buffer: Any, device: torch.device) -> None:
+        """Let the buffer have arrays that the device can read."""
+        own: dict[str, Any] = vars(buffer)
+        places = [y for x in own.values() for y in (own, x) if isinstance(y, dict)]
+        pairs = {(id(x), key): x for x in places for key, y in x.items() if isinstance(y, np.ndarray)}
+        is_shared = any(getrefcount(x[key]) > 2 for (_, key), x in pairs.items())
+        is_large = sum(x[key].nbytes for (_, key), x in pairs.items()) > PINNED_BYTES
+        if device.type != "cpu" and not (is_shared or is_large):
+            with torch.cuda.device(device):
+                for (_, key), x in pairs.items():
+                    x[key] = torch.from_numpy(x[key]).pin_memory().numpy()
+        self.arrays = pytree.tree_leaves(list_fields(buffer))
+        fields = None if is_shared or is_large else list_fields(buffer)
+        self.views = pytree.tree_map(lambda x: view_array(x, device), fields)
+
+    def __reduce__(self) -> Any:
+        """A copy of a model has arrays of its own."""
+        return type(None), ()
+
+    def is_of(self, buffer: Any) -> bool:
+        """Whether the buffer has these arrays."""
+        return all(map(is_, self.arrays, pytree.tree_leaves(list_fields(buffer))))
+
+    def unpack(self, rows: Tensor) -> ReplayBufferSamples:
+        """A minibatch, by rows as of `draw_indices`."""
+        return gather_samples(self.views, rows, lambda x, index: x.index_select(0, index))
+
+
+def draw_minibatches(
+    algorithm: Any, count: int, size: int, packs: bool
+) -> Iterator[tuple[Form | Stored | None, list[Any]]]:
     """Draw minibatches as the stock algorithm does, several at a time if they are packed; with their form, if so.
 
     Args:
@@ -75,6 +118,11 @@ def draw_minibatches(algorithm: Any, count: int, size: int, packs: bool) -> Iter
             can be the inputs of a graph, too.
     """
     buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
+    stored = find_stored(algorithm) if packs else None
+    if stored is not None:
+        rows = torch.from_numpy(draw_indices(buffer, count, size))
+        yield stored, list(rows.to(algorithm.device, non_blocking=True))
+        return
     if not packs or find_own([buffer, env], list_stock(type(buffer), "sample", PACKAGES), PACKAGES):
         for _ in range(count):
             samples = buffer.sample(size, env=env)
@@ -124,17 +172,67 @@ def draw_on_host(buffer: Any, size: int, env: Any) -> Any:
 
 
 def is_plain(buffer: Any, env: Any) -> bool:
-    """Whether `draw_rows` draws what the buffer does."""
-    is_stock = type(buffer) is ReplayBuffer and not any(map(callable, vars(buffer).values()))
-    return is_stock and env is None and not buffer.optimize_memory_usage
+    """Whether minibatches are rows of a buffer's arrays, as `gather_samples` gathers them."""
+    is_stock = type(buffer) in (ReplayBuffer, DictReplayBuffer) and not any(map(callable, vars(buffer).values()))
+    return is_stock and env is None
+
+
+def list_fields(buffer: Any) -> list[Any]:
+    """Arrays of a plain buffer, [buffer_size, num_envs, ...]: those of `gather_samples`."""
+    following = buffer.observations if buffer.optimize_memory_usage else buffer.next_observations
+    return [buffer.observations, buffer.actions, following, buffer.dones, buffer.timeouts, buffer.rewards]
+
+
+def draw_indices(buffer: Any, count: int, size: int) -> np.ndarray:
+    """Which transitions some minibatches of a plain buffer have, by its draws.
+
+    Returns:
+        Rows of arrays over all steps and environments: of transitions, [count, 1, size]; in a buffer that has the
+        observations once, of those that follow, too, [count, 2, size].
+    """
+    draw, last, is_short = np.random.randint, buffer.buffer_size, buffer.optimize_memory_usage
+    rows = np.empty((count, 1 + is_short, size), np.int64)
+    for x in rows:
+        if buffer.full and is_short:
+            x[0] = (draw(1, last, size=size) + buffer.pos) % last
+        else:
+            x[0] = draw(0, last if buffer.full else buffer.pos, size=size)
+        x[1:] = (x[0] + 1) % last
+        np.add(x * buffer.n_envs, draw(0, high=buffer.n_envs, size=(size,)), out=x)
+    return rows
+
+
+def gather_samples(fields: list[Any], rows: Any, take: Callable[[Any, Any], Any]) -> ReplayBufferSamples:
+    """Samples of `list_fields`, as the stock buffers make them: arrays or tensors, by a function that takes rows."""
+
+    def pick(x: Any, index: int) -> Any:
+        return pytree.tree_map(lambda y: take(y.reshape(-1, *(y.shape[2:] or (1,))), rows[index]), x)
+
+    observations, actions, following, dones, timeouts, rewards = map(pick, fields, (0, 0, -1, 0, 0, 0))
+    return ReplayBufferSamples(observations, actions, following, dones * (1 - timeouts), rewards, None)
 
 
 def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
     """Arrays of some minibatches of a plain buffer, by its draws, one behind the other; samples alone are copied."""
-    upper, draw = buffer.buffer_size if buffer.full else buffer.pos, np.random.randint
-    pairs = [(draw(0, upper, size=size), draw(0, high=buffer.n_envs, size=(size,))) for _ in range(count)]
-    rows = np.concatenate([steps * buffer.n_envs + envs for steps, envs in pairs])
-    flat = [x.reshape(-1, *x.shape[2:]) for x in (buffer.observations, buffer.actions, buffer.next_observations)]
-    flat += [x.reshape(-1, 1) for x in (buffer.dones, buffer.timeouts, buffer.rewards)]
-    observations, actions, following, dones, timeouts, rewards = (x.take(rows, axis=0) for x in flat)
-    return ReplayBufferSamples._make([observations, actions, following, dones * (1 - timeouts), rewards, None])
+    rows = np.concatenate([*draw_indices(buffer, count, size)], axis=1)
+    return gather_samples(list_fields(buffer), rows, lambda x, index: x.take(index, axis=0))
+
+
+def view_array(array: np.ndarray | None, device: torch.device) -> Tensor | None:
+    """An array in pinned memory as a tensor of a device."""
+    if array is None:
+        return None
+    if device.type == "cpu":
+        return torch.from_numpy(array)
+    about = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
+    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about, owner=array), device=device)
+
+
+def find_stored(algorithm: Any) -> Stored | None:
+    """The arrays of an algorithm's buffer as a graph reads them; None if minibatches are drawn on the host."""
+    buffer = algorithm.replay_buffer
+    if not is_plain(buffer, algorithm._vec_normalize_env):
+        return None
+    if algorithm._stored is None or not algorithm._stored.is_of(buffer):
+        algorithm._stored = Stored(buffer, algorithm.device)
+    return None if algorithm._stored.views is None else algorithm._stored

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -24,12 +25,13 @@ from rl_triton_adapters.common.overrides import find_override, find_own
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, can_act, find_compiled, predict, run_compiled
-from rl_triton_adapters.sb3.minibatches import Form, draw_minibatches, unpack_minibatch
+from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
 
 # isort: split
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
@@ -61,6 +63,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
         *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked"),
+        *("_stored", "_callback", "_seen", "_is_alone"),
     )
     max_graphs: ClassVar[int] = 8
     _find_compiled, _predict_compiled = find_compiled, predict
@@ -73,11 +76,14 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     policy_delay: int
 
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
-        self._form: Form | None = None
+        self._form: Form | Stored | None = None
+        self._stored: Stored | None = None
+        self._callback: Any = None
+        self._seen: Any = type(None)
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
         self._names: dict[tuple[Any, ...], list[str]] = {}  # of statistics, by the parts of a gradient step
-        self._is_learning = self._has_asked = False
+        self._is_learning = self._has_asked = self._is_alone = False
         self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, enabled=enabled, **kwargs)
@@ -166,7 +172,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _unpack(self, batch: Any) -> Any:
         """The samples of a minibatch as it was drawn."""
-        return batch if self._form is None else unpack_minibatch(batch, self._form)
+        return batch if self._form is None else self._form.unpack(batch)
 
     def _list_modules(self) -> list[nn.Module]:
         """The networks that a callback has put in the place of the policy's, too."""
@@ -236,7 +242,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         try:
             super().learn(*args, **kwargs)
         finally:
-            self._is_learning = False
+            self._is_learning, self._callback = False, None
         self._finish_update()
         return self
 
@@ -265,20 +271,35 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         is_captured = self._acting is not None and not self._acting.reason
         return is_captured and vars(self.policy).keys().isdisjoint(("_predict", "obs_to_tensor", "set_training_mode"))
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> Any:
+    def collect_rollouts(self, env: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
         if not self._has_asked:
             self._find_update()
+        self._is_alone = self._has_asked and self._is_silent(callback)
         self._has_asked = False  # since the last gradient step
         is_compiled = not self.acts_exactly and can_act(self)
         if self._update.stock or not (is_compiled or self._can_act):
-            return super().collect_rollouts(*args, **kwargs)
+            return super().collect_rollouts(env, callback, *args, **kwargs)
         methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}
         methods |= {"predict": self._predict_compiled} if is_compiled else {"_predict": self._act}
         if not is_compiled and not find_override(type(self.policy), ["obs_to_tensor"], PACKAGES):
             methods["obs_to_tensor"] = self._convert_observation
         with replace_methods(self.policy, **methods):
-            return super().collect_rollouts(*args, **kwargs)
+            return super().collect_rollouts(env, callback, *args, **kwargs)
+
+    def _is_silent(self, callback: Any) -> bool:
+        """Whether no code of a user's callback runs where a rollout begins."""
+        if self._callback is None or self._callback[0] is not callback:
+            begins = BaseCallback.on_rollout_start, BaseCallback._on_rollout_start
+            self._callback = callback, not find_own(list_callbacks(callback), begins, PACKAGES)
+        return bool(self._callback[1])
+
+    def _sample_action(self, *args: Any, **kwargs: Any) -> Any:
+        """As the stock algorithm's. Where an environment steps, the device reads nothing of the buffer any more."""
+        actions = super()._sample_action(*args, **kwargs)
+        self._is_alone = False
+        self._finish_update()
+        return actions
 
     def _convert_observation(self, observation: Any) -> tuple[Any, bool]:
         """Return what the policy's `obs_to_tensor` does, without waiting for the device: it may still learn."""
@@ -293,17 +314,38 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self._find_update()
         if not torch.is_grad_enabled():
             detach_distribution(getattr(self, "actor", None))
+            self._keep_answer()
             actions: Tensor = self._acting(observation, deterministic).cpu()
             self._finish_update()
             if not actions.isnan().any():
                 return actions
         return type(self.policy)._predict(self.policy, observation, deterministic)
 
+    def _keep_answer(self) -> None:
+        """Let what was asked for the last gradient step answer for acting, if nobody else has run since."""
+        assert self._acting is not None
+        seen, self._is_alone = self._update.step.contents.snapshot if self._is_alone else None, False
+        if seen is None or seen is not self._seen():
+            self._acting.held_graphs.clear()
+        self._seen = type(None) if seen is None else ref(seen)
+        self._acting.blocks = 1  # as if all were inside `held`
+
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
         with kept_distribution(getattr(self, "actor", None)), DeferredChecks() as checks:
             actions = type(self.policy)._predict(self.policy, observation, deterministic)
         return checks.mark_refused(actions)  # type: ignore[no-any-return]
+
+
+def list_callbacks(callback: Any) -> list[Any]:
+    """A callback with all those that it holds."""
+    found = [callback]
+    for x in found:
+        parts = [
+            z for y in vars(x).values() for z in (y if isinstance(y, list) else [y]) if isinstance(z, BaseCallback)
+        ]
+        found += [y for y in parts if all(y is not z for z in found)]
+    return found
 
 
 def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> Unread:

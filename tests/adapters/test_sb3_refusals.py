@@ -120,8 +120,7 @@ def check_refusal(case, how, monkeypatch, learn=learn_to_the_error, is_exact=Fal
     assert message == wanted_message or not is_exact
     assert len(actions[0]) == len(wanted_actions[0])
     assert np.isfinite(np.array(actions, dtype=float)).all()
-    for name, x in wanted_parameters.items():
-        torch.testing.assert_close(parameters[name], x, rtol=1e-3, atol=1e-4, equal_nan=True)
+    torch.testing.assert_close(parameters, wanted_parameters, rtol=1e-3, atol=1e-4, equal_nan=True)
     return actions, parameters
 
 

@@ -96,9 +96,8 @@ def test_methods_of_users(name, tmp_path, monkeypatch):
     stock, ours = (train_agent(parse(advantages, tmp_path)) for advantages in ("stock", "triton"))
     assert type(stock) is own and isinstance(ours, own) and type(ours).update is not own.update
     for part in ("policy", "value"):
-        want = getattr(stock, part).state_dict()
-        for key, x in getattr(ours, part).state_dict().items():
-            torch.testing.assert_close(x, want[key], rtol=1e-4, atol=2e-6)
+        states = (getattr(x, part).state_dict() for x in (ours, stock))
+        torch.testing.assert_close(*states, rtol=1e-4, atol=2e-6)
 
 
 RECURRENT, OTHER = "count the value after a time limit twice", "expected an agent of skrl that computes advantages"
@@ -136,14 +135,12 @@ def test_checkpoints_go_both_ways(before, after, tmp_path):
     first, second = train_agent(parse(before, tmp_path)), train_agent(parse(after, tmp_path, "--seed", "2"))
     first.save(str(tmp_path / "agent.pt"))
     second.load(str(tmp_path / "agent.pt"))
-    for name, x in first.policy.state_dict().items():
-        torch.testing.assert_close(second.policy.state_dict()[name], x, rtol=0, atol=0)
+    torch.testing.assert_close(second.policy.state_dict(), first.policy.state_dict(), rtol=0, atol=0)
 
 
 def test_switched_off_in_the_environment_it_is_stock(tmp_path, switched_off):
     stock, ours = (train_agent(parse(name, tmp_path)) for name in ("stock", "triton"))
-    for name, x in ours.policy.state_dict().items():
-        torch.testing.assert_close(x, stock.policy.state_dict()[name], rtol=0, atol=0)
+    torch.testing.assert_close(ours.policy.state_dict(), stock.policy.state_dict(), rtol=0, atol=0)
 
 
 def test_the_example_evaluates(tmp_path):

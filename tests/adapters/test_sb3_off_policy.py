@@ -557,12 +557,8 @@ def test_a_minibatch_is_what_was_drawn_wherever_its_tensors_lie(size):
         assert torch.equal(found["image"], expected[0]) and torch.equal(found["dones"], expected[1])
 
 
-BUFFERS = {
-    "plain": {},
-    "several environments": {"n_envs": 3},
-    "memory": {"n_envs": 2, "optimize_memory_usage": True, "handle_timeout_termination": False},
-    "dictionaries": {"n_envs": 2},
-}
+BUFFERS = {"plain": {}, "several environments": {"n_envs": 3}, "dictionaries": {"n_envs": 2}}
+BUFFERS["memory"] = {"n_envs": 2, "optimize_memory_usage": True, "handle_timeout_termination": False}
 
 
 def fill_buffer(name, steps, device="cpu"):
@@ -598,10 +594,14 @@ def test_a_graph_gathers_what_stock_buffers_draw(name, steps, device):
 
 
 def test_which_buffers_graphs_gather_from(monkeypatch):
-    kept, large, own, loaded = (fill_buffer("plain", 7) for _ in range(4))
+    kept, large, own, loaded, rare, last = (fill_buffer("plain", 7) for _ in range(6))
     rewards, form = kept.replay_buffer.rewards, minibatches.find_stored(loaded)
     own.replay_buffer._get_samples = own.replay_buffer._get_samples
     assert minibatches.find_stored(kept) is minibatches.find_stored(own) is None and rewards[0] == 0
+    rare.replay_buffer.observations = rare.replay_buffer.observations.astype(np.uint16)
+    assert minibatches.find_stored(rare) is None  # PyTorch gathers none of these
+    with mock.patch.object(minibatches, "pin_array", side_effect=RuntimeError("out of memory")):
+        assert minibatches.find_stored(last) is None
     monkeypatch.setattr(minibatches, "PINNED_BYTES", 800)
     assert minibatches.find_stored(large) is None is not minibatches.find_stored(loaded) is form
     monkeypatch.undo()

@@ -344,6 +344,7 @@ def test_parts_are_views_of_their_tensors_in_order():
     assert torch.equal(torch.cat(second[:-1]), large[0] + 1) and second[-1] is gaps
     assert [x is steps[0] for x in counts] == [True] * 22 + [False]
     assert [len(x) for x in optimizers.split_tensors([[torch.zeros(3), torch.zeros(4096)]])] == [3]
+    assert [len(x) for x in optimizers.split_tensors([[torch.zeros(1 << 21)]])] == [1]
     with optimizers.SmallerParts():
         torch._foreach_mul_(large, [2.0, 3.0])
         assert large[1][1] == 3

@@ -1,6 +1,7 @@
 """Stable-Baselines3: minibatches of a replay buffer, drawn by its own random numbers, copied to the device at once."""
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from operator import is_
 from sys import getrefcount
@@ -74,7 +75,7 @@ class Stored:
 
     Attributes:
         views: Tensors over the arrays, as of `list_fields`. None if minibatches are to be drawn on the host, since
-            somebody else has hold of an array, which is not replaced then, or arrays are too large to be pinned.
+            somebody else has hold of an array, which is not replaced then, or an array cannot be pinned or gathered.
     """
 
     def __init__(self, buffer: Any, device: torch.device) -> None:
@@ -84,13 +85,14 @@ class Stored:
         pairs = {(id(x), key): x for x in places for key, y in x.items() if isinstance(y, np.ndarray)}
         is_shared = any(getrefcount(x[key]) > 2 for (_, key), x in pairs.items())
         is_large = sum(x[key].nbytes for (_, key), x in pairs.items()) > PINNED_BYTES
-        if device.type != "cpu" and not (is_shared or is_large):
-            with torch.cuda.device(device):
+        is_rare = any(x[key].dtype.kind == "u" and x[key].itemsize > 1 for (_, key), x in pairs.items())
+        self.views: Any = None
+        with suppress(RuntimeError):  # there is no more memory to be pinned
+            if not (is_shared or is_large or is_rare):
                 for (_, key), x in pairs.items():
-                    x[key] = torch.from_numpy(x[key]).pin_memory().numpy()
+                    x[key] = pin_array(x[key], device)
+                self.views = pytree.tree_map(lambda x: view_array(x, device), list_fields(buffer))
         self.arrays = pytree.tree_leaves(list_fields(buffer))
-        fields = None if is_shared or is_large else list_fields(buffer)
-        self.views = pytree.tree_map(lambda x: view_array(x, device), fields)
 
     def __reduce__(self) -> Any:
         """A copy of a model has arrays of its own."""
@@ -218,10 +220,16 @@ def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
     return gather_samples(list_fields(buffer), rows, lambda x, index: x.take(index, axis=0))
 
 
-def view_array(array: np.ndarray | None, device: torch.device) -> Tensor | None:
+def pin_array(array: np.ndarray, device: torch.device) -> np.ndarray:
+    """An array in memory that a device can read: on a CPU, itself."""
+    if device.type == "cpu":
+        return array
+    with torch.cuda.device(device):
+        return torch.from_numpy(array).pin_memory().numpy()
+
+
+def view_array(array: np.ndarray, device: torch.device) -> Tensor:
     """An array in pinned memory as a tensor of a device."""
-    if array is None:
-        return None
     if device.type == "cpu":
         return torch.from_numpy(array)
     about = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}

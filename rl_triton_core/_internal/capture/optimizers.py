@@ -23,7 +23,7 @@ FUSED = (Adam, AdamW, SGD)
 OPTIMIZERS = (*FUSED, RMSprop)
 """Those that can be captured; they can step many parameters at once."""
 ELEMENTWISE = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._foreach_mul_, torch._foreach_add_)
-PARTS, LEAST, MOST = 24, 2048, 65536  # about so many, of so many elements: one launch takes 36 tensors
+PARTS, LEAST, MOST = 24, 2048, 65536  # about so many, of so many elements each: one launch takes 36 tensors
 SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
 """Attributes of an optimizer by which a `GradScaler` asks it to unscale gradients and to skip a step on the device."""
 
@@ -46,10 +46,11 @@ class SmallerParts(TorchFunctionMode):
 
 def split_tensors(lists: list[Any]) -> list[list[Tensor]]:
     """Lists of tensors that go together, as lists of views of them, in the same order; single numbers are repeated."""
-    size = min(max(sum(x.numel() for x in lists[0]) // PARTS, LEAST), MOST)
+    size = max(sum(x.numel() for x in lists[0]) // PARTS, LEAST)
     found: list[list[Tensor]] = [[] for _ in lists]
     for together in zip(*lists, strict=True):
-        count = -(-together[0].numel() // size) if all(x.is_contiguous() for x in together) else 1
+        is_split = size < MOST and all(x.is_contiguous() for x in together)  # else there are blocks enough
+        count = -(-together[0].numel() // size) if is_split else 1
         for x, parts in zip(together, found, strict=True):
             parts.extend(x.detach().view(-1).split(size) if x.numel() > 1 < count else [x] * count)
     return found

@@ -120,7 +120,7 @@ def format_number(x: float | None) -> str:
     """The digits worth reading."""
     if x is None:
         return "–"
-    return f"{x:.0f}" if abs(x) >= 1000 or x.is_integer() else f"{x:#.3g}".rstrip(".")
+    return f"{x:,.0f}" if abs(x) >= 1000 or x.is_integer() else f"{x:#.3g}".rstrip(".")
 
 
 def join_parts(parts: Iterable[str]) -> str:

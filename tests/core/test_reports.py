@@ -40,7 +40,7 @@ def test_a_table_has_what_differs():
         "| n | ours, full (µs) | loop, full (µs) | loop, over ours (×) |",
         "| --- | ---: | ---: | ---: |",
         "| 1 | 2 [1.50, 2.50] | 500 | 250 |",
-        "| 2 | 1234 | – | – |",
+        "| 2 | 1,234 | – | – |",
         "",
         "Not measured: loop, full: wrong.",
     ]

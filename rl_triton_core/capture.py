@@ -24,7 +24,7 @@ from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
-from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, SmallerParts, name_repeated
+from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
 from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, find_obstacle, is_input
 from rl_triton_core._internal.capture.undo import keep_buffers
 
@@ -282,7 +282,7 @@ class CapturedStep:
 
         def call() -> Any:
             torch.clear_autocast_cache()  # a graph has to cast parameters itself
-            with self.installed(), SmallerParts(), ExitStack() as stack:
+            with self.installed(), ExitStack() as stack:
                 for optimizer in self.prepared:
                     stack.enter_context(optimizer.stopping())
                 stack.enter_context(self.kept_buffers())

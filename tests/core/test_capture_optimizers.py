@@ -319,7 +319,7 @@ def test_step_counts_of_another_type(device, monkeypatch):
     assert types == [{torch.float32}, {torch.float64}]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd"])
 def test_large_tensors_are_stepped_in_parts(optimizer, device, monkeypatch):
     """Each element as otherwise; what has gaps in memory stays as it is."""
     trainings, counts = make_pair(monkeypatch, device, optimizer=optimizer), []
@@ -345,6 +345,4 @@ def test_parts_are_views_of_their_tensors_in_order():
     assert [x is steps[0] for x in counts] == [True] * 22 + [False]
     assert [len(x) for x in optimizers.split_tensors([[torch.zeros(3), torch.zeros(4096)]])] == [3]
     assert [len(x) for x in optimizers.split_tensors([[torch.zeros(1 << 21)]])] == [1]
-    with optimizers.SmallerParts():
-        torch._foreach_mul_(large, [2.0, 3.0])
-        assert large[1][1] == 3
+    assert [len(x) for x in optimizers.split_tensors([[torch.zeros(0)], [torch.zeros(0)]])] == [1, 1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 from weakref import WeakMethod
@@ -22,36 +22,32 @@ FUSED = (Adam, AdamW, SGD)
 """With one kernel for all parameters, which takes learning rates and `found_inf` as tensors."""
 OPTIMIZERS = (*FUSED, RMSprop)
 """Those that can be captured; they can step many parameters at once."""
-ELEMENTWISE = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_, torch._foreach_mul_, torch._foreach_add_)
+STEPS = (torch._fused_adam_, torch._fused_adamw_, torch._fused_sgd_)
 PARTS, LEAST, MOST = 24, 2048, 65536  # about so many, of so many elements each: one launch takes 36 tensors
 SCALING = ("found_inf", "grad_scale", "_step_supports_amp_scaling")
 """Attributes of an optimizer by which a `GradScaler` asks it to unscale gradients and to skip a step on the device."""
 
 
 class SmallerParts(TorchFunctionMode):
-    """Inside, operations on lists of tensors take a large one in parts.
-
-    One block of a GPU's threads takes 65,536 elements, so that a layer of 256 x 256 would keep one multiprocessor busy.
-    """
+    """Inside, fused steps take large tensors in parts, for a block of a GPU's threads takes 65,536 elements of one."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Make the call, with lists of smaller tensors if it works on each element alone."""
-        if function in ELEMENTWISE:
-            lists = [x for x in args if isinstance(x, list | tuple) and len(x) == len(args[0])]
-            if all(isinstance(y, Tensor) for x in lists for y in x):
-                parts = iter(split_tensors(lists))
-                args = [next(parts) if any(x is y for y in lists) else x for x in args]
+        """Make the call, with lists of smaller tensors if it is such a step."""
+        if function in STEPS:
+            lists = [x for x in args if isinstance(x, list) and len(x) == len(args[0])]
+            parts = iter(split_tensors(lists))
+            args = [next(parts) if any(x is y for y in lists) else x for x in args]
         return function(*args, **(kwargs or {}))
 
 
 def split_tensors(lists: list[Any]) -> list[list[Tensor]]:
     """Lists of tensors that go together, as lists of views of them, in the same order; single numbers are repeated."""
-    size = max(sum(x.numel() for x in lists[0]) // PARTS, LEAST)
+    size = max(sum(x.numel() for x in lists[0]) // PARTS, LEAST)  # from MOST on, there are blocks enough
     found: list[list[Tensor]] = [[] for _ in lists]
-    for together in zip(*lists, strict=True):
-        is_split = size < MOST and all(x.is_contiguous() for x in together)  # else there are blocks enough
-        count = -(-together[0].numel() // size) if is_split else 1
-        for x, parts in zip(together, found, strict=True):
+    for group in zip(*lists, strict=True):
+        is_split = size < MOST and all(x.is_contiguous() for x in group)
+        count = max(1, -(-group[0].numel() // size)) if is_split else 1
+        for x, parts in zip(group, found, strict=True):
             parts.extend(x.detach().view(-1).split(size) if x.numel() > 1 < count else [x] * count)
     return found
 
@@ -168,6 +164,7 @@ class PreparedOptimizer:
         """Within a step of an optimizer without a switch, parameters and state with their values before it."""
         self.shown: list[dict[str, Any]] = []
         """Within a step, the settings that each group has between steps."""
+        self.inside = ExitStack()
         self.handles = [
             optimizer.register_state_dict_post_hook(lambda _, state: self.show_settings(state["param_groups"])),
             optimizer.register_load_state_dict_post_hook(lambda _: self.invalidate()),
@@ -210,6 +207,7 @@ class PreparedOptimizer:
         try:
             yield
         finally:
+            self.inside.close()
             for handle in handles:
                 handle.remove()
             for name in SCALING:
@@ -270,6 +268,7 @@ class PreparedOptimizer:
 
     def begin_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Tell the optimizer where it changes nothing; remember values, if it has no switch of its own."""
+        self.inside.enter_context(SmallerParts())
         found_inf = vars(optimizer).get("found_inf")
         self.is_scaled = found_inf is not None
         if self.is_scaled:
@@ -283,6 +282,7 @@ class PreparedOptimizer:
 
     def end_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         """Undo the step of an optimizer without a switch where it was to change nothing."""
+        self.inside.close()
         with torch.no_grad():
             for tensor, before in self.kept:
                 tensor.copy_(torch.where(optimizer.found_inf.bool(), before, tensor))

@@ -280,6 +280,8 @@ class OneOfAgents:
         self.agents, self.uid = agents, uid
 
     def __getattr__(self, name: str) -> Any:
+        if name == "agents":  # of a copy that is not complete
+            raise AttributeError(name)
         several = f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
         found = getattr(self.agents, several if hasattr(self.agents, several) else name)
         return found.get(self.uid, found) if isinstance(found, dict) else found

@@ -24,7 +24,6 @@ from sb3_callbacks import At
 from sb3_kinds import DQN, QRDQN, SAC, TD3, TritonCrossQ, TritonDDPG, TritonDQN, TritonSAC, TritonTD3, TritonTQC
 from sb3_kinds import OFF_POLICY as STOCK
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-from stable_baselines3.common.callbacks import BaseCallback, EveryNTimesteps
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
@@ -38,7 +37,7 @@ from rl_triton_adapters.common import branches
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.modes import TrainingModes
-from rl_triton_core.capture import CapturedStep
+from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 
 TOLD = {
     **{"net_arch": [16, 16], "activation_fn": torch.nn.Softplus, "optimizer_class": torch.optim.Adam},
@@ -593,45 +592,51 @@ def test_a_graph_gathers_what_stock_buffers_draw(name, steps, device):
         assert copy.deepcopy(form) is None and form.is_of(owner.replay_buffer)
 
 
-def test_which_buffers_graphs_gather_from(monkeypatch):
-    kept, large, own, loaded, rare, last = (fill_buffer("plain", 7) for _ in range(6))
+HELD = np.zeros((20, 2), np.float32)
+REFUSED = [("observations", np.asfortranarray), ("observations", lambda x: x.astype(np.uint16))]  # not gathered
+REFUSED += [("timeouts", lambda x: x.astype(bool)), ("rewards", lambda x: x[::-1]), ("_get_samples", lambda x: x)]
+REFUSED += [("rewards", lambda x: HELD[:, :1]), ("rewards", lambda x: torch.zeros(20, 1).numpy())]  # held elsewhere
+
+
+@pytest.mark.parametrize("name, change", REFUSED)
+def test_no_graph_gathers_from_arrays_of_other_kinds(name, change):
+    owner = fill_buffer("plain", 7)
+    setattr(owner.replay_buffer, name, change(getattr(owner.replay_buffer, name)))
+    assert minibatches.find_stored(owner) is None
+
+
+def test_which_buffers_graphs_gather_from():
+    kept, large, loaded, last = (fill_buffer("plain", 7) for _ in range(4))
     rewards, form = kept.replay_buffer.rewards, minibatches.find_stored(loaded)
-    own.replay_buffer._get_samples = own.replay_buffer._get_samples
-    assert minibatches.find_stored(kept) is minibatches.find_stored(own) is None and rewards[0] == 0
-    rare.replay_buffer.observations = rare.replay_buffer.observations.astype(np.uint16)
-    assert minibatches.find_stored(rare) is None  # PyTorch gathers none of these
+    loaded.replay_buffer.more = np.array([None])  # which is no field
+    assert minibatches.find_stored(kept) is None is not form and rewards[0] == 0
     with mock.patch.object(minibatches, "pin_array", side_effect=RuntimeError("out of memory")):
         assert minibatches.find_stored(last) is None
-    monkeypatch.setattr(minibatches, "PINNED_BYTES", 800)
-    assert minibatches.find_stored(large) is None is not minibatches.find_stored(loaded) is form
-    monkeypatch.undo()
+    with mock.patch.object(minibatches, "PINNED_BYTES", 800):
+        assert minibatches.find_stored(large) is None is not minibatches.find_stored(loaded) is form
     loaded.replay_buffer = fill_buffer("plain", 9).replay_buffer
     assert form is not minibatches.find_stored(loaded) is not None
 
 
-class Beginning(BaseCallback):
-    def _on_step(self):
-        return True
-
-    def _on_rollout_start(self):
-        pass
+class Sampling(TritonTD3):
+    def _sample_action(self, *args, **kwargs):
+        return super()._sample_action(*args, **kwargs)
 
 
-@pytest.mark.parametrize("kind", [TritonTD3, TritonDQN])
-def test_acting_asks_nothing_after_a_gradient_step_unless_others_have_run(kind, monkeypatch):
+@pytest.mark.parametrize("kind, callback", [(TritonTD3, At), (TritonTD3, lambda *args: [At(*args)]), (Sampling, None)])
+def test_an_update_is_over_where_others_may_write_to_its_buffer(kind, callback, monkeypatch):
     allow_captures(monkeypatch)
-    asked, find_graph = [], CapturedStep.find_graph
-    monkeypatch.setattr(CapturedStep, "find_graph", lambda *args: (asked.append(args[0]), find_graph(*args))[1])
-    counts = []
-    for callback in (None, Beginning(), [EveryNTimesteps(9, Beginning())]):
-        asked.clear()
-        model = train(kind, 60, callback, exploration_fraction=0.01) if kind is TritonDQN else train(kind, 60, callback)
-        counts.append(sum(x is model._acting for x in asked))
-    assert counts[0] < 15 and min(counts[1:]) > 30
-    left = []  # of an update, when an environment has stepped: the first of two actions may be a random one
-    note = At(lambda model: left.append(model._unfinished or model._is_alone))
+    begun, collect, stepped = [], OffPolicyMixin.collect_rollouts, []
+    note = lambda self, *args, **kwargs: (begun.append(self._unfinished), collect(self, *args, **kwargs))[1]  # noqa: E731
+    monkeypatch.setattr(OffPolicyMixin, "collect_rollouts", note)
+    train(TritonTD3, 40)
+    assert sum(x is not None for x in begun) > 10
+    begun.clear()
+    train(kind, 40, callback and callback(lambda model: None, None, "rollout_start"))
+    assert len(begun) == 40 and not any(begun)
+    note = At(lambda model: stepped.append(model._unfinished))  # the first of two actions may be a random one
     train(TritonDQN, 60, note, exploration_fraction=1.0, train_freq=2)
-    assert len(left) == 60 and not any(left)
+    assert len(stepped) == 60 and not any(stepped)
 
 
 class Counting(torch.nn.ReLU):

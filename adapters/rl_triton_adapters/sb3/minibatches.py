@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
-from operator import is_
 from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import ref
 
 import numpy as np
 import torch
@@ -80,19 +80,18 @@ class Stored:
 
     def __init__(self, buffer: Any, device: torch.device) -> None:
         """Let the buffer have arrays that the device can read."""
-        own: dict[str, Any] = vars(buffer)
-        places = [y for x in own.values() for y in (own, x) if isinstance(y, dict)]
-        pairs = {(id(x), key): x for x in places for key, y in x.items() if isinstance(y, np.ndarray)}
-        is_shared = any(getrefcount(x[key]) > 2 for (_, key), x in pairs.items())
-        is_large = sum(x[key].nbytes for (_, key), x in pairs.items()) > PINNED_BYTES
-        is_rare = any(x[key].dtype.kind == "u" and x[key].itemsize > 1 for (_, key), x in pairs.items())
+        own = [vars(buffer), *(x for x in list_fields(buffer) if isinstance(x, dict))]
+        fields = {id(x) for x in pytree.tree_leaves(list_fields(buffer))}
+        places = [(x, key) for x in own for key, y in x.items() if id(y) in fields]
+        fits = all(can_pin(x[key]) and (getrefcount(x[key]) < 3 or is_pinned(x[key])) for x, key in places)
+        size = sum(1 << x[key].nbytes.bit_length() for x, key in places)  # of blocks of pinned memory
         self.views: Any = None
-        with suppress(RuntimeError):  # there is no more memory to be pinned
-            if not (is_shared or is_large or is_rare):
-                for (_, key), x in pairs.items():
+        with suppress(RuntimeError, TypeError, ValueError):  # there is no more memory to be pinned, or no such tensor
+            if fits and size <= PINNED_BYTES and buffer.timeouts.dtype != bool:
+                for x, key in places:
                     x[key] = pin_array(x[key], device)
                 self.views = pytree.tree_map(lambda x: view_array(x, device), list_fields(buffer))
-        self.arrays = pytree.tree_leaves(list_fields(buffer))
+        self.arrays = [ref(x) for x in pytree.tree_leaves(list_fields(buffer))]
 
     def __reduce__(self) -> Any:
         """A copy of a model has arrays of its own."""
@@ -100,7 +99,7 @@ class Stored:
 
     def is_of(self, buffer: Any) -> bool:
         """Whether the buffer has these arrays."""
-        return all(map(is_, self.arrays, pytree.tree_leaves(list_fields(buffer))))
+        return all(known() is x for known, x in zip(self.arrays, pytree.tree_leaves(list_fields(buffer)), strict=True))
 
     def unpack(self, rows: Tensor) -> ReplayBufferSamples:
         """A minibatch, by rows as of `draw_indices`."""
@@ -220,9 +219,24 @@ def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
     return gather_samples(list_fields(buffer), rows, lambda x, index: x.take(index, axis=0))
 
 
+def can_pin(array: np.ndarray) -> bool:
+    """Whether an array may be replaced by a pinned one, and graphs gather its rows; one that is pinned is not replaced.
+
+    Nobody else holds its memory, which is dense, and PyTorch gathers such numbers.
+    """
+    is_free = type(array) is np.ndarray and (array.base is None or is_pinned(array))
+    return is_free and array.flags.c_contiguous and (array.dtype.kind != "u" or array.itemsize == 1)
+
+
+def is_pinned(array: np.ndarray) -> bool:
+    """Whether an array is that of a tensor in pinned memory."""
+    base: Any = array.base
+    return isinstance(base, Tensor) and base.is_pinned()
+
+
 def pin_array(array: np.ndarray, device: torch.device) -> np.ndarray:
     """An array in memory that a device can read: on a CPU, itself."""
-    if device.type == "cpu":
+    if device.type == "cpu" or is_pinned(array):
         return array
     with torch.cuda.device(device):
         return torch.from_numpy(array).pin_memory().numpy()
@@ -233,7 +247,10 @@ def view_array(array: np.ndarray, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return torch.from_numpy(array)
     about = {"shape": array.shape, "typestr": array.dtype.str, "data": (array.ctypes.data, False), "version": 3}
-    return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about, owner=array), device=device)
+    view = torch.as_tensor(SimpleNamespace(__cuda_array_interface__=about, owner=array), device=device)
+    if view.data_ptr() != array.ctypes.data:
+        raise RuntimeError("the array is that of another device")
+    return view
 
 
 def find_stored(algorithm: Any) -> Stored | None:

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
-from weakref import ref
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from torch.utils import _pytree as pytree
 from rl_triton_adapters.common.branches import Fork, Writes, branch_networks
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.optimizers import fused
-from rl_triton_adapters.common.overrides import find_override, find_own
+from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, can_act, find_compiled, predict, run_compiled
@@ -63,7 +62,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
         *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked"),
-        *("_stored", "_callback", "_seen", "_is_alone"),
+        *("_stored", "_callback"),
     )
     max_graphs: ClassVar[int] = 8
     _find_compiled, _predict_compiled = find_compiled, predict
@@ -79,11 +78,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._form: Form | Stored | None = None
         self._stored: Stored | None = None
         self._callback: Any = None
-        self._seen: Any = type(None)
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
         self._names: dict[tuple[Any, ...], list[str]] = {}  # of statistics, by the parts of a gradient step
-        self._is_learning = self._has_asked = self._is_alone = False
+        self._is_learning = self._has_asked = False
         self._compiled: Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, enabled=enabled, **kwargs)
@@ -115,8 +113,17 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             return
         with fused(optimizers if step.reason else ()):
             self._make_steps(step, gradient_steps, batch_size)
-        if not (self._is_learning and self._can_act) or find_own([self._logger], [Logger.record], PACKAGES):
+        if not (self._is_learning and self._can_act) or self._finds_others():
             self._finish_update()
+
+    def _finds_others(self) -> str:
+        """What of a user's runs before the next action: it may read a log, or write to arrays that the device reads."""
+        own = find_own([self._logger], [Logger.record], PACKAGES)
+        if own or not isinstance(self._form, Stored):
+            return own
+        moments = BaseCallback.on_rollout_start, BaseCallback.on_training_end
+        own = find_own(list_callbacks(self._callback), moments, PACKAGES)
+        return own or find_own([self], list_stock(type(self), "learn", PACKAGES), PACKAGES)
 
     def _list_networks(self) -> Networks | None:
         """What a compiled gradient step calls; None where there is no such step, and none of the methods for it."""
@@ -275,8 +282,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
         if not self._has_asked:
             self._find_update()
-        self._is_alone = self._has_asked and self._is_silent(callback)
-        self._has_asked = False  # since the last gradient step
+        self._callback, self._has_asked = callback, False  # since the last gradient step
         is_compiled = not self.acts_exactly and can_act(self)
         if self._update.stock or not (is_compiled or self._can_act):
             return super().collect_rollouts(env, callback, *args, **kwargs)
@@ -287,17 +293,9 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         with replace_methods(self.policy, **methods):
             return super().collect_rollouts(env, callback, *args, **kwargs)
 
-    def _is_silent(self, callback: Any) -> bool:
-        """Whether no code of a user's callback runs where a rollout begins."""
-        if self._callback is None or self._callback[0] is not callback:
-            begins = BaseCallback.on_rollout_start, BaseCallback._on_rollout_start
-            self._callback = callback, not find_own(list_callbacks(callback), begins, PACKAGES)
-        return bool(self._callback[1])
-
     def _sample_action(self, *args: Any, **kwargs: Any) -> Any:
         """As the stock algorithm's. Where an environment steps, the device reads nothing of the buffer any more."""
         actions = super()._sample_action(*args, **kwargs)
-        self._is_alone = False
         self._finish_update()
         return actions
 
@@ -314,21 +312,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             self._find_update()
         if not torch.is_grad_enabled():
             detach_distribution(getattr(self, "actor", None))
-            self._keep_answer()
             actions: Tensor = self._acting(observation, deterministic).cpu()
             self._finish_update()
             if not actions.isnan().any():
                 return actions
         return type(self.policy)._predict(self.policy, observation, deterministic)
-
-    def _keep_answer(self) -> None:
-        """Let what was asked for the last gradient step answer for acting, if nobody else has run since."""
-        assert self._acting is not None
-        seen, self._is_alone = self._update.step.contents.snapshot if self._is_alone else None, False
-        if seen is None or seen is not self._seen():
-            self._acting.held_graphs.clear()
-        self._seen = type(None) if seen is None else ref(seen)
-        self._acting.blocks = 1  # as if all were inside `held`
 
     def _compute_actions(self, observation: Any, deterministic: bool) -> Tensor:
         """Actions; NaN where a distribution refuses its arguments."""
@@ -339,7 +327,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
 def list_callbacks(callback: Any) -> list[Any]:
     """A callback with all those that it holds."""
-    found = [callback]
+    found = [] if callback is None else [callback]
     for x in found:
         parts = [
             z for y in vars(x).values() for z in (y if isinstance(y, list) else [y]) if isinstance(z, BaseCallback)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from inspect import signature
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 ACTORS = ("actor", "q_net", "quantile_net")  # what a policy acts with, by its names in the algorithms
 NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")
 """What gradient steps call."""
+CALLBACKS: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""Of models that learn: no attributes, which copies would have."""
 LOGGED_FIRST = ("ent_coef", "actor_loss", "critic_loss")
 """Statistics of an update in the order of the stock algorithms' logs; the others follow."""
 
@@ -61,8 +64,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked"),
-        *("_stored", "_callback"),
+        *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked", "_stored"),
     )
     max_graphs: ClassVar[int] = 8
     _find_compiled, _predict_compiled = find_compiled, predict
@@ -77,7 +79,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self._form: Form | Stored | None = None
         self._stored: Stored | None = None
-        self._callback: Any = None
         self._checks: DeferredChecks | None = None
         self._writes = Writes()
         self._names: dict[tuple[Any, ...], list[str]] = {}  # of statistics, by the parts of a gradient step
@@ -122,7 +123,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if own or not isinstance(self._form, Stored):
             return own
         moments = BaseCallback.on_rollout_start, BaseCallback.on_training_end
-        own = find_own(list_callbacks(self._callback), moments, PACKAGES)
+        own = find_own(list_callbacks(CALLBACKS.get(self)), moments, PACKAGES)
         return own or find_own([self], list_stock(type(self), "learn", PACKAGES), PACKAGES)
 
     def _list_networks(self) -> Networks | None:
@@ -249,7 +250,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         try:
             super().learn(*args, **kwargs)
         finally:
-            self._is_learning, self._callback = False, None
+            self._is_learning = False
+            CALLBACKS.pop(self, None)
         self._finish_update()
         return self
 
@@ -282,7 +284,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
         if not self._has_asked:
             self._find_update()
-        self._callback, self._has_asked = callback, False  # since the last gradient step
+        CALLBACKS[self], self._has_asked = callback, False  # since the last gradient step
         is_compiled = not self.acts_exactly and can_act(self)
         if self._update.stock or not (is_compiled or self._can_act):
             return super().collect_rollouts(env, callback, *args, **kwargs)

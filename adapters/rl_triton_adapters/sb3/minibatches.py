@@ -23,7 +23,7 @@ from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 COPIED_BYTES = 2**26  # so many are drawn before a gradient step is made with the first of them
-PINNED_BYTES = 2**33  # so many, at most, of a buffer's arrays are pinned
+PINNED_BYTES = 2**34  # so many, at most, of a buffer's arrays are pinned, in blocks of powers of two: Atari's take half
 ALIGNMENT = 16  # bytes: where a tensor may begin
 
 

@@ -195,11 +195,13 @@ def draw_indices(buffer: Any, count: int, size: int) -> np.ndarray:
     rows = np.empty((count, 1 + is_short, size), np.int64)
     for x in rows:
         if buffer.full and is_short:
-            x[0] = (draw(1, last, size=size) + buffer.pos) % last
+            steps = (draw(1, last, size=size) + buffer.pos) % last
         else:
-            x[0] = draw(0, last if buffer.full else buffer.pos, size=size)
-        x[1:] = (x[0] + 1) % last
-        np.add(x * buffer.n_envs, draw(0, high=buffer.n_envs, size=(size,)), out=x)
+            steps = draw(0, last if buffer.full else buffer.pos, size=size)
+        envs = draw(0, high=buffer.n_envs, size=(size,))
+        x[0] = steps * buffer.n_envs + envs
+        if is_short:
+            x[1] = (steps + 1) % last * buffer.n_envs + envs
     return rows
 
 
@@ -207,7 +209,9 @@ def gather_samples(fields: list[Any], rows: Any, take: Callable[[Any, Any], Any]
     """Samples of `list_fields`, as the stock buffers make them: arrays or tensors, by a function that takes rows."""
 
     def pick(x: Any, index: int) -> Any:
-        return pytree.tree_map(lambda y: take(y.reshape(-1, *(y.shape[2:] or (1,))), rows[index]), x)
+        if isinstance(x, dict):
+            return {key: pick(y, index) for key, y in x.items()}
+        return take(x.reshape(-1, *(x.shape[2:] or (1,))), rows[index])
 
     observations, actions, following, dones, timeouts, rewards = map(pick, fields, (0, 0, -1, 0, 0, 0))
     return ReplayBufferSamples(observations, actions, following, dones * (1 - timeouts), rewards, None)
@@ -215,8 +219,8 @@ def gather_samples(fields: list[Any], rows: Any, take: Callable[[Any, Any], Any]
 
 def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
     """Arrays of some minibatches of a plain buffer, by its draws, one behind the other; samples alone are copied."""
-    rows = np.concatenate([*draw_indices(buffer, count, size)], axis=1)
-    return gather_samples(list_fields(buffer), rows, lambda x, index: x.take(index, axis=0))
+    rows = draw_indices(buffer, count, size).swapaxes(0, 1)
+    return gather_samples(list_fields(buffer), rows.reshape(len(rows), -1), lambda x, index: x.take(index, axis=0))
 
 
 def can_pin(array: np.ndarray) -> bool:

@@ -141,11 +141,7 @@ def check_learners(algorithm: Any, **kwargs: Any) -> None:
     """Check that every learner of an algorithm is one of ours, unless the flag "rl_triton" is False.
 
     Algorithms of a config that `enable_triton` changed run it when they are built, as a callback `on_algorithm_init`.
-    Learners log there what they compute with.
-
-    Args:
-        algorithm: Algorithm that was built.
-        **kwargs: Not read; RLlib passes more to its callbacks.
+    Learners log there what they compute with. What RLlib passes to its callbacks besides is not read.
 
     Raises:
         RuntimeError: Some learner is RLlib's own, for instance because `learner_class` was set after `enable_triton`,

@@ -33,19 +33,9 @@ def vtrace(
 ) -> tuple[Tensor, Tensor]:
     """V-Trace, with the arguments and results of RLlib's `vtrace_torch`, by `rl_triton_core.compute_vtrace`.
 
-    Args:
-        target_action_log_probs: log π(a_t|s_t), [T, B]; any strides, as all of these.
-        behaviour_action_log_probs: log μ(a_t|s_t), [T, B].
-        discounts: γ per step, 0 where an episode ends, [T, B].
-        rewards: [T, B].
-        values: V(s_t), [T, B].
-        bootstrap_values: V(s_T), [B].
-        clip_rho_threshold: ρ̄ of the value targets; None for no clip.
-        clip_pg_rho_threshold: ρ̄ of the advantages; None for no clip.
-        backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
-
-    Returns:
-        vs and pg_advantages, [T, B], without a graph.
+    Tensors are [T, B], of any strides, and `bootstrap_values` [B]; discounts are 0 where an episode ends. Thresholds
+    are ρ̄ of the value targets and of the advantages, None for no clip. Returns vs and pg_advantages, [T, B], without a
+    graph. `backend` names one of `rl_triton_core`; None chooses by the tensors' device.
 
     Raises:
         ValueError: A tensor is not shaped like `rewards`, as values [T, B, 1] are not.

@@ -158,9 +158,7 @@ class TritonPPO(PPOUpdateMixin, PPO):
 class TritonA2C(AcceleratedMixin, A2C):
     """`A2C` with fewer operations around its loss; on a GPU, with captured updates and captured acting.
 
-    Parameters are those of `A2C` up to rounding. What is said of acting in `TritonPPO` holds.
-
-    Arguments, `enabled` among them, are as of `TritonPPO`, and what is raised is.
+    Parameters are those of `A2C` up to rounding. What is said of acting, arguments and errors in `TritonPPO` holds.
     """
 
     sde_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained

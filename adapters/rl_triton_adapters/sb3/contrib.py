@@ -47,8 +47,6 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
 
     All that is said of `TritonPPO` holds, masks included. An update is that of `MaskablePPO` if a sample of its rollout
     has no allowed action at all. With a policy that has methods or a distribution of its own, all is `MaskablePPO`.
-
-    Arguments, `enabled` among them, are as of `TritonPPO`, and what is raised is.
     """
 
     fields: ClassVar = (*PPOUpdateMixin.fields, "action_masks")

@@ -24,10 +24,7 @@ __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 
 
 class TritonTQC(EntropyMixin, TQC):
-    """`TQC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `TQC`.
-    """
+    """`TQC` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.read_settings, "top_quantiles_to_drop_per_net")
 
@@ -46,10 +43,7 @@ class TritonTQC(EntropyMixin, TQC):
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
-    """`QRDQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `QRDQN`.
-    """
+    """`QRDQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
@@ -67,10 +61,7 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
 
 
 class TritonCrossQ(EntropyMixin, CrossQ):
-    """`CrossQ` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `CrossQ`.
-    """
+    """`CrossQ` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")

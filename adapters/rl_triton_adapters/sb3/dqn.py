@@ -32,10 +32,7 @@ class ValueUpdateMixin(OffPolicyMixin):
 
 
 class TritonDQN(ValueUpdateMixin, DQN):
-    """`DQN` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `DQN`.
-    """
+    """`DQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     def _list_networks(self) -> Networks:
         owners = [self.q_net, self.q_net_target]

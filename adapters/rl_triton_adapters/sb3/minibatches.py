@@ -111,12 +111,7 @@ def draw_minibatches(
 ) -> Iterator[tuple[Form | Stored | None, list[Any]]]:
     """Draw minibatches as the stock algorithm does, several at a time if they are packed; with their form, if so.
 
-    Args:
-        algorithm: Whose replay buffer is drawn from.
-        count: How many.
-        size: Samples of each.
-        packs: Whether minibatches are packed. Those of a buffer or normaliser with methods of its own never are, but
-            can be the inputs of a graph, too.
+    Those of a buffer or normaliser with methods of its own never are, but can be the inputs of a graph, too.
     """
     buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
     stored = find_stored(algorithm) if packs else None

@@ -350,13 +350,7 @@ def start_reading(rows: list[tuple[list[str], Tensor]], batches: list[Any]) -> U
 
 @torch.no_grad()
 def average_parameters(parameters: Iterable[Tensor], targets: Iterable[Tensor], tau: float) -> None:
-    """Move target parameters towards the learned ones: target = (1 - tau) target + tau parameter, a few kernels.
-
-    Args:
-        parameters: The learned ones.
-        targets: Those that follow them.
-        tau: In [0, 1]; at 1, targets are the learned ones.
-    """
+    """Move targets towards learned parameters: target = (1 - tau) target + tau parameter, in a few kernels."""
     pairs = {y.data_ptr(): (x, y) for x, y in zip(parameters, targets, strict=True)}  # one may have several names
     if pairs:
         sources, followers = zip(*pairs.values(), strict=True)

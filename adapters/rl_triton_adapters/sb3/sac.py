@@ -106,7 +106,7 @@ class TritonSAC(EntropyMixin, SAC):
     Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
     a few kernels, and what is logged is read once per update. On a CPU, parameters are those of `SAC` up to rounding.
 
-    Arguments, `enabled` among them, are as of `SAC` and `TritonPPO`, and what is raised is.
+    Arguments are those of `SAC`, and `enabled` as of `TritonPPO`: with False it is `SAC`.
     """
 
     def _list_networks(self) -> Networks:

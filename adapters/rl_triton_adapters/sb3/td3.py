@@ -16,10 +16,7 @@ __all__ = ["TritonDDPG", "TritonTD3"]
 
 
 class TritonTD3(OffPolicyMixin, TD3):
-    """`TD3` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
-
-    All that is said of `TritonSAC` holds. With `enabled=False` it is `TD3`.
-    """
+    """`TD3` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau", "target_policy_noise", "target_noise_clip")
     counts_each: ClassVar[int] = 1
@@ -84,4 +81,4 @@ class TritonTD3(OffPolicyMixin, TD3):
 
 
 class TritonDDPG(TritonTD3, DDPG):
-    """`DDPG` with fewer operations in a gradient step. All that is said of `TritonTD3` holds."""
+    """`DDPG` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""

@@ -101,10 +101,6 @@ class TritonDiscreteA2CAgent(CapturedUpdateMixin, TritonAdvantagesMixin, Discret
 
 
 def register_agents(runner: Any) -> None:
-    """Let a runner make these agents under the names `a2c_continuous` and `a2c_discrete`.
-
-    Args:
-        runner: A `Runner` of RL-Games, which has not run yet.
-    """
+    """Let a `Runner`, which has not run yet, make these agents under the names `a2c_continuous` and `a2c_discrete`."""
     runner.algo_factory.register_builder("a2c_continuous", TritonA2CAgent)
     runner.algo_factory.register_builder("a2c_discrete", TritonDiscreteA2CAgent)

@@ -47,12 +47,10 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     Both RLlib's connectors and ours make the first step of each sample, of which RLlib's counts, and logs its metrics;
     if they agree, ours make the others.
-
-    Attributes:
-        reason: Why RLlib's connectors make all steps; empty if they do not.
     """
 
     reason = "nothing is sampled yet"
+    """Why RLlib's connectors make all steps; empty if they do not."""
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)

@@ -250,14 +250,7 @@ class TritonVTraceLearner(TritonLearner):
         return f"V-Trace with {who}" + f", where it is asked for: {own}" * bool(own)
 
     def compute_vtrace(self, **arguments: Any) -> tuple[Tensor, Tensor]:
-        """Compute V-Trace as the flags say, in a loss of your own: call it where you called `vtrace_torch`.
-
-        Args:
-            **arguments: Arguments of `vtrace_torch`.
-
-        Returns:
-            vs and pg_advantages, [T, B].
-        """
+        """Compute V-Trace as the flags say, in a loss of your own: call it in the place of `vtrace_torch`."""
         if not self._flags.rl_triton:
             return vtrace_torch(**arguments)  # type: ignore[no-any-return]
         self._used_estimator = True  # and in later updates, whose graphs call nothing

@@ -275,13 +275,6 @@ class Update(CapturedUpdate):
         """The mean entropy of the actor's distribution, of this many samples."""
         return self.alg.actor.output_entropy[:size].mean()  # type: ignore[no-any-return]
 
-    def apply_critic(self, batch: SimpleNamespace) -> Any:
-        """Compute values."""
-        critic = self.models[1]
-        if critic.is_recurrent:
-            return critic.mlp(compute_latents(critic, batch.observations, batch.critic_states, batch.begins))
-        return critic(batch.observations, masks=None, hidden_state=None)
-
     def adapt_learning_rate(self, target: Any, old_parameters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
 
@@ -310,8 +303,11 @@ class Update(CapturedUpdate):
 
         Entropies of samples beyond `size` do not count: they mirror those of the rollout.
         """
-        alg, policy = self.alg, self.apply_actor(batch)
-        values = self.apply_critic(batch)
+        alg, policy, critic = self.alg, self.apply_actor(batch), self.models[1]
+        if critic.is_recurrent:
+            values = critic.mlp(compute_latents(critic, batch.observations, batch.critic_states, batch.begins))
+        else:
+            values = critic(batch.observations, masks=None, hidden_state=None)
         given = alg.actor.output_distribution_params if OWN else (alg.actor.output_mean, alg.actor.output_std)
         parameters = tuple(x[:size] for x in given)
         is_fused = not self.unfused and len(values) == size

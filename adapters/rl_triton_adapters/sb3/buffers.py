@@ -59,7 +59,10 @@ class TritonGAEMixin(RolloutBuffer):
             ValueError: If there is no backend of that name, or `gamma` or `gae_lambda` is out of range.
             BackendUnavailableError: If the backend cannot run on the CPU, where rollouts are stored.
         """
-        self._check_space(observation_space)
+        if isinstance(observation_space, spaces.Dict) and not isinstance(self, DictRolloutBuffer):
+            name = type(self).__name__
+            other = f"use {name.replace('RolloutBuffer', 'DictRolloutBuffer')} (rollout_buffer_class_for chooses)"
+            raise TypeError(f"{name} cannot store dictionary observations, got {observation_space}: {other}")
         self.backend = backend
         super().__init__(buffer_size, observation_space, *args, **kwargs)
         if not find_off_switch():  # so that nothing is compiled when a rollout is over
@@ -131,17 +134,6 @@ class TritonGAEMixin(RolloutBuffer):
             )
         return torch.as_tensor(array)
 
-    def _check_space(self, space: spaces.Space[Any]) -> None:
-        name = type(self).__name__
-        stores_dicts = isinstance(self, DictRolloutBuffer)
-        hint = "(rollout_buffer_class_for chooses)"
-        if isinstance(space, spaces.Dict) and not stores_dicts:
-            other = name.replace("RolloutBuffer", "DictRolloutBuffer")
-            raise TypeError(f"{name} cannot store dictionary observations, got {space}: use {other} {hint}")
-        if stores_dicts and not isinstance(space, spaces.Dict):  # as Stable-Baselines3 says it of its own
-            other = name.replace("DictRolloutBuffer", "RolloutBuffer")
-            raise AssertionError(f"{name} must be used with Dict obs space only, got {space}: use {other} {hint}")
-
 
 class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):
     """`RolloutBuffer` of Stable-Baselines3 with the advantages of `rl_triton_core`."""
@@ -154,15 +146,10 @@ class TritonDictRolloutBuffer(TritonGAEMixin, DictRolloutBuffer):
 def rollout_buffer_class_for(
     observation_space: spaces.Space[Any], algorithm: type[BaseAlgorithm] = PPO, *, verbose: int = 1
 ) -> type[TritonGAEMixin]:
-    """Choose the `rollout_buffer_class` of an algorithm, and say which it is.
+    """Choose the `rollout_buffer_class` of an algorithm for the environment's observation space.
 
-    Args:
-        observation_space: Observation space of the environment.
-        algorithm: Class of the algorithm: PPO, A2C, TRPO, MaskablePPO, or one derived from these.
-        verbose: 0 for silence, else the choice is printed, as Stable-Baselines3 prints its device.
-
-    Returns:
-        The class for dictionaries if the space is a Dict, else the plain one.
+    The algorithm is PPO, A2C, TRPO, MaskablePPO, or a class derived from these. Unless `verbose` is 0, the choice is
+    printed, as Stable-Baselines3 prints its device.
 
     Raises:
         TypeError: If Stable-Baselines3 has no rollout buffer for the space (Tuple, nested Dict, ...), or the algorithm

@@ -66,12 +66,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
 class TritonRecurrentPPO(RecurrentPPO):
     """`RecurrentPPO` that calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for each.
 
-    Parameters are those of `RecurrentPPO` up to rounding.
-
-    Args:
-        *args: As of `RecurrentPPO`.
-        enabled: False is `RecurrentPPO`.
-        **kwargs: As of `RecurrentPPO`.
+    Parameters are those of `RecurrentPPO` up to rounding. With `enabled=False` it is `RecurrentPPO`.
 
     Raises:
         TypeError: `enabled` is no bool.

@@ -135,7 +135,8 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
     for first in range(0, count, most):
         part = min(count - first, most)
         if is_plain(buffer, env):
-            yield draw_rows(buffer, part, size), part
+            rows = draw_indices(buffer, part, size).swapaxes(0, 1)
+            yield gather_samples(list_fields(buffer), rows.reshape(len(rows), -1), lambda x, i: x.take(i, axis=0)), part
         else:
             batches = [keep_fields(draw_on_host(buffer, size, env)) for _ in range(part)]
             yield pytree.tree_map(join, *batches), part
@@ -210,12 +211,6 @@ def gather_samples(fields: list[Any], rows: Any, take: Callable[[Any, Any], Any]
 
     observations, actions, following, dones, timeouts, rewards = map(pick, fields, (0, 0, -1, 0, 0, 0))
     return ReplayBufferSamples(observations, actions, following, dones * (1 - timeouts), rewards, None)
-
-
-def draw_rows(buffer: Any, count: int, size: int) -> ReplayBufferSamples:
-    """Arrays of some minibatches of a plain buffer, by its draws, one behind the other; samples alone are copied."""
-    rows = draw_indices(buffer, count, size).swapaxes(0, 1)
-    return gather_samples(list_fields(buffer), rows.reshape(len(rows), -1), lambda x, index: x.take(index, axis=0))
 
 
 def can_pin(array: np.ndarray) -> bool:

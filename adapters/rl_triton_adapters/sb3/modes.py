@@ -13,9 +13,7 @@ from rl_triton_adapters.sb3.base import PACKAGES
 class TrainingModes:
     """The modules whose mode a policy's `set_training_mode` sets, so that it can be set without calling it.
 
-    Args:
-        policy: Of Stable-Baselines3. Its method is called where a class of the user sets modes in its own way, and
-            again when the policy has other modules.
+    It is called where a class of the user sets modes in its own way, and again when the policy has other modules.
     """
 
     def __init__(self, policy: Any) -> None:

@@ -79,7 +79,8 @@ class EntropyMixin(OffPolicyMixin):
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics |= self._update_actor(self._evaluate_actions(batch, actions), log_probs, ent_coef)
         if updates_targets:
-            self._update_targets()
+            average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            average_parameters(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
         return {"ent_coef": ent_coef.reshape(())} | statistics | {"critic_loss": critic_loss.detach()}
 
     def _evaluate_targets(self, batch: Any, next_actions: Tensor, next_terms: Tensor) -> Tensor:
@@ -94,10 +95,6 @@ class EntropyMixin(OffPolicyMixin):
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
         """The critic's values of the policy's actions, [batch_size, 1]: the least of all critics."""
         return torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
-
-    def _update_targets(self) -> None:
-        average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-        average_parameters(self.batch_norm_stats, self.batch_norm_stats_target, 1.0)
 
 
 class TritonSAC(EntropyMixin, SAC):

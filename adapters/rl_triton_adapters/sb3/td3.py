@@ -69,15 +69,12 @@ class TritonTD3(OffPolicyMixin, TD3):
         if updates_actor:
             actor_loss = -self.critic.q1_forward(batch.observations, self.actor(batch.observations)).mean()
             self._step_optimizer(self.actor.optimizer, actor_loss)
-            self._update_targets()
             statistics["actor_loss"] = actor_loss.detach()
+            average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
+            average_parameters(self.actor.parameters(), self.actor_target.parameters(), self.tau)
+            average_parameters(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
+            average_parameters(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
         return statistics
-
-    def _update_targets(self) -> None:
-        average_parameters(self.critic.parameters(), self.critic_target.parameters(), self.tau)
-        average_parameters(self.actor.parameters(), self.actor_target.parameters(), self.tau)
-        average_parameters(self.critic_batch_norm_stats, self.critic_batch_norm_stats_target, 1.0)
-        average_parameters(self.actor_batch_norm_stats, self.actor_batch_norm_stats_target, 1.0)
 
 
 class TritonDDPG(TritonTD3, DDPG):

@@ -141,13 +141,10 @@ def computes_advantages(component: Any) -> bool:
 
 
 def make_triton_class(agent_class: type) -> type:
-    """Derive from an agent's class one that computes advantages with `rl_triton_core`.
+    """Derive from an agent's class, of PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO, one that computes advantages here.
 
-    Args:
-        agent_class: PPO, A2C, RPO, TRPO, AMP, IPPO or MAPPO of skrl, or what this function has made of one.
-
-    Returns:
-        A class with the same constructor, of the agent's name with "Triton" before it; the same one each time.
+    It has the same constructor, and the agent's name with "Triton" before it. It is the same one each time, also for
+    what this function has made.
 
     Raises:
         TypeError: The class is recurrent, or no class of an agent that computes advantages.

@@ -265,10 +265,7 @@ def use_triton_estimators(enabled: bool = True) -> None:
     """Make every loss use these estimators for `ValueEstimators.GAE`, `TDLambda` and `VTrace`.
 
     Registers them with TorchRL, under the defaults that are registered there: in this process, for losses that are made
-    and calls of `make_value_estimator` from here on.
-
-    Args:
-        enabled: False registers TorchRL's own again.
+    and calls of `make_value_estimator` from here on. With ``enabled=False``, TorchRL's own are registered again.
     """
     pairs = {
         ValueEstimators.GAE: (GAE, TritonGAE),

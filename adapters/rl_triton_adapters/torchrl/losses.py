@@ -113,13 +113,11 @@ class TritonClipPPOLoss(ClipPPOLoss):
     with dtypes other than float32, or float64 on a CPU; with shapes other than one number per step; with gradients that
     flow to advantages or targets; with methods of a subclass; and with these arguments: a `reduction` other than
     "mean", `loss_critic_type="l1"`, `advantage_norm`, `delay_actor`, `max_importance_ratio`, a mapping as
-    `entropy_coeff`. `reason` says it.
-
-    Attributes:
-        reason: Why TorchRL's operations computed the last loss; empty if the pass did.
+    `entropy_coeff`.
     """
 
     reason: str = ""
+    """Why TorchRL's operations computed the last loss; empty if the pass did."""
     _asked = -1, ""
     _unknown = ""  # what of the actor's distribution the pass does not take; kept, so that the networks run once
 

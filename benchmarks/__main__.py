@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks import results
+from benchmarks import end_to_end, results
 from benchmarks.calls import SUITES
 from benchmarks.end_to_end import run
+from benchmarks.settings import complete_options, read_settings
 
 
 class Benchmark(NamedTuple):
-    """A module with `SETTINGS` of each device, and `measure(setting, options)`, which gives the lines of a setting.
+    """A module with `measure(setting, options)`, which gives the lines of a setting of the table.
 
     Where there is `prepare(settings, options)`, it is called first. A training loop has `make_arm` instead.
     """
@@ -39,6 +40,13 @@ class Benchmark(NamedTuple):
     def load(self) -> Any:
         module = importlib.import_module(f"benchmarks.{self.module}")
         return module.SUITES[self.argument] if self.argument else module
+
+    def list_settings(self, name: str, device: str, where: str) -> list[Any]:
+        """Those of a device or, if that is `where`, of a quick run on it."""
+        if self.module == "calls":
+            return list(self.load().SETTINGS[where])
+        loop = {"kind": end_to_end.Setting, "device": device} if self.module.startswith("end_to_end") else {}
+        return read_settings(name, where, **loop)
 
 
 RAY = ("ray", "gymnasium")
@@ -89,7 +97,8 @@ def run_benchmark(name: str, options: Namespace) -> bool:
         print(f"{name}: {', '.join(missing)} not installed")
         return False
     module, system = BENCHMARKS[name].load(), results.describe_system(options.commit)
-    known = module.SETTINGS["quick" if options.quick else options.device]
+    options = complete_options(name, options)
+    known = BENCHMARKS[name].list_settings(name, options.device, "quick" if options.quick else options.device)
     settings = [x for x in known if any(text in str(x) for text in options.only)]
     if not settings:
         print(f"{name}: --only: got {options.only}, expected a part of one of:", *known, sep="\n  ")

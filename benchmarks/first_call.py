@@ -11,27 +11,18 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 from benchmarks.harness import time_call
 from benchmarks.providers.others import make_call
 from benchmarks.results import Row, make_row
-from benchmarks.workloads import ESTIMATORS, Workload, draw_inputs
+from benchmarks.settings import Setting
+from benchmarks.workloads import Workload, draw_inputs
 
 PAIRS = 3  # of processes
 Times = tuple[float, ...]
 
 
-class Setting(NamedTuple):
-    """An estimator or compiled update, and a shape so small that running takes no time worth mentioning."""
-
-    estimator: str
-    num_envs: int = 128
-    num_steps: int = 64
-
-
-UPDATES = {f"update, {head}": head for head in ("categorical", "gaussian", "bernoulli")}
-SETTINGS = {"cpu": [*map(Setting, (*ESTIMATORS, *UPDATES))], "cuda": [], "quick": [Setting("prefix_sum")]}
+UPDATE = "update, "  # before its head
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -51,13 +42,13 @@ def time_pair(setting: Setting) -> tuple[Times, Times]:
 
 def run_in_new_process(setting: Setting) -> Times:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(time_phases, setting)
+        return pool.apply(time_phases, [*vars(setting).values()])
 
 
 def time_phases(estimator: str, *shape: int) -> Times:
     """To import the backend and its compiler, of the first call, and of the second."""
-    if estimator in UPDATES:
-        module, call = "rl_triton_core.compiled", partial(compile_update, UPDATES[estimator])
+    if estimator.startswith(UPDATE):
+        module, call = "rl_triton_core.compiled", partial(compile_update, estimator.removeprefix(UPDATE))
     else:
         workload = Workload(estimator, *shape)
         module, call = "rl_triton_core._internal.scan.cpu", make_call(workload, draw_inputs(workload, "cpu"))

@@ -23,6 +23,7 @@ from torch import distributed
 
 from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
+from rl_triton_core.testing import assert_close
 
 Call = Callable[[], Any]
 FLOORS = ("null", "torch_add", "floor")  # arms that compute something less, with which nothing is compared
@@ -106,6 +107,24 @@ def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 <<
         first = round_ // 2 % len(names)
         order = [*names[first:], *names[:first]]
         yield order[::-1] if round_ % 2 else order
+
+
+def time_rounds(calls: dict[str, Call], options: Namespace) -> dict[str, list[float]]:
+    """The times of every arm, of one call in each round."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for name in itertools.chain.from_iterable(take_turns(calls, options.seconds, options.rounds)):
+        times[name].append(time_call(calls[name], options.device))
+    return times
+
+
+def make_ratio(arm: str, metric: str, times: dict[str, list[float]], note: str = "") -> Row:
+    """How many times as long stock takes, paired by rounds."""
+    return make_row(arm, metric, "×", [a / b for a, b in zip(times["stock"], times[arm], strict=True)], note)
+
+
+def compare_parameters(name: str, got: torch.nn.Module, want: torch.nn.Module, rtol: float = 1e-3) -> None:
+    for x, y in zip(got.parameters(), want.parameters(), strict=True):
+        assert_close(x, y, rtol=rtol, name=name)
 
 
 def choose_burst(call: Call, device: str, seconds: float) -> int:

@@ -1,13 +1,12 @@
 """Whether ours learns what stock learns, and in less time: many runs of both from the same seeds.
 
 Each run is a process of its own with one thread, several at a time; arms take turns, and seeds take turns on the GPUs.
-`Curves` has a point for every iteration: the mean return of the last 100 episodes, off policy of the last 10. Runs that
-the budget stops keep the points they have. `Returns` says whether what is equal up to rounding learns as well. Rounding
-grows with every update, so runs of one seed differ in the end, and only many seeds tell. The control is stock with
-weights moved by 1e-7 of themselves before training: what rounding alone does.
+`measure` has a point for every iteration: the mean return of the last 100 episodes, off policy of the last 10. Runs
+that the budget stops keep the points they have. `SUITES` say whether what is equal up to rounding learns as well.
+Rounding grows with every update, so runs of one seed differ in the end, and only many seeds tell. The control is stock
+with weights moved by 1e-7 of themselves before training: what rounding alone does.
 """
 
-import importlib.util
 import multiprocessing
 import time
 from argparse import Namespace
@@ -19,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.end_to_end.sb3 import DRAWN, find_class, make_task
+from benchmarks.end_to_end.sb3 import find_class, make_task
 from benchmarks.results import Row, make_row
+from benchmarks.settings import TABLE, Setting
 
 GRACE = 10.0  # seconds that runs have to return when the time is over
 EPISODES = 20  # without exploration, after training
@@ -38,45 +38,13 @@ def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespa
                 return
 
 
-class Curves(NamedTuple):
-    """What is learned, and from how many seeds."""
-
-    task: str
-    target_return: float
-    total_steps: int
-    num_envs: int
-    num_steps: int  # of each environment, between two points
-    batch_size: int
-    seeds: int = 5
-    algorithm: str = "PPO"
-
-
-CPU = [
-    Curves("CartPole-v1", 475.0, 131_072, 8, 128, 256),
-    Curves("Pendulum-v1", -250.0, 163_840, 8, 256, 256),
-    Curves("InvertedPendulum-v5", 800.0, 147_456, 8, 128, 256),
-    Curves("Pendulum-v1", -400.0, 7_000, 1, 200, 256, algorithm="SAC"),
-    Curves("InvertedPendulum-v5", 500.0, 8_000, 1, 200, 256, algorithm="SAC"),
-]
-CPU = [x for x in CPU if importlib.util.find_spec("mujoco") or not x.task.startswith("Inverted")]
-SETTINGS = {
-    "cpu": CPU,
-    "cuda": [*CPU, Curves(DRAWN, 200.0, 61_440, 8, 128, 256, 16)],
-    "quick": [Curves("CartPole-v1", 1.0, 512, 2, 64, 64, 1)],
-}
-PPO_OPTIONS: dict[str, dict[str, Any]] = {
-    "CartPole-v1": {"learning_rate": 1e-3, "n_epochs": 10},
-    "Pendulum-v1": {"learning_rate": 1e-3, "gamma": 0.9, "clip_range": 0.2},
-    "InvertedPendulum-v5": {"learning_rate": 1e-3},
-    DRAWN: {"learning_rate": 5e-4, "gamma": 0.98, "gae_lambda": 0.9},
-}
 ARMS = ("stock", "ours")
 
 
 class Run(NamedTuple):
     """A training run, and when it is stopped: as `time.time` says it."""
 
-    setting: Curves
+    setting: Setting
     arm: str
     seed: int
     device: str
@@ -94,7 +62,7 @@ class Curve(NamedTuple):
         return next(((steps, seconds) for steps, seconds, found in self.points if found >= target), None)
 
 
-def measure(setting: Curves, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Every arm with every seed: curves, and when they reach the target. Quartiles are those over seeds."""
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
     ends = time.time() + options.ends - time.perf_counter()
@@ -104,7 +72,7 @@ def measure(setting: Curves, options: Namespace) -> Iterator[Row]:
         yield from describe_curves(arm, [x for x in curves if x.arm == arm], setting)
 
 
-def describe_curves(arm: str, curves: list[Curve], setting: Curves) -> Iterator[Row]:
+def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator[Row]:
     reached = [found for curve in curves if (found := curve.find_target(setting.target_return)) is not None]
     finished = [x for x in curves if x.points[-1][0] >= setting.total_steps]
     yield make_row(arm, "last return", "", [curve.points[-1][2] for curve in curves])
@@ -140,7 +108,7 @@ def train(run: Run) -> Curve:
     points: list[tuple[int, float, float]] = []
     setting, options = run.setting, {"stats_window_size": 10}
     if setting.algorithm == "PPO":
-        options = {"n_steps": setting.num_steps, **PPO_OPTIONS[setting.task]}
+        options = {"n_steps": setting.num_steps, **TABLE["learning"]["options"][setting.task]}
     options |= {"batch_size": setting.batch_size, "seed": run.seed, "device": run.device}
     model = find_class(run.arm, setting.algorithm)(*make_task(setting.task, setting.num_envs), **options)
     start = time.perf_counter()
@@ -148,45 +116,6 @@ def train(run: Run) -> Curve:
     return Curve(run.arm, points)
 
 
-class Returns(NamedTuple):
-    """What is learned, and from how many seeds."""
-
-    algorithm: str
-    task: str
-    total_steps: int
-    num_envs: int
-    target_return: float
-    seeds: int = 20
-
-
-RECURRENT = Returns("RecurrentPPO", "CartPole-v1 without velocities", 50_000, 8, 450.0)
-MASKABLE = Returns("MaskablePPO", "InvalidActionEnvDiscrete", 20_000, 4, 90.0)
-ALL = [
-    RECURRENT,
-    Returns("A2C", "CartPole-v1", 100_000, 8, 450.0),
-    MASKABLE,
-    Returns("DQN", "CartPole-v1", 50_000, 1, 450.0),
-    Returns("TD3", "Pendulum-v1", 8_000, 1, -250.0),
-]
-QUICK = [x._replace(total_steps=300, seeds=1, target_return=-2000.0) for x in (RECURRENT, MASKABLE)]
-RLLIB = Returns("RLlib's PPO", "CartPole-v1", 16 * 2048, 8, 450.0, 8)
-RETURNS_OPTIONS: dict[str, dict[str, Any]] = {
-    "RecurrentPPO": {  # of sb3-contrib's own test of learning
-        **{"n_steps": 128, "learning_rate": 7e-4, "batch_size": 256, "n_epochs": 10, "max_grad_norm": 1},
-        "gae_lambda": 0.98,
-        "policy_kwargs": {
-            **{"net_arch": {"vf": [64], "pi": []}, "lstm_hidden_size": 64, "ortho_init": False},
-            "enable_critic_lstm": True,
-        },
-    },
-    "A2C": {"n_steps": 16, "ent_coef": 0.0},
-    "MaskablePPO": {"n_steps": 64, "gamma": 0.4},
-    "DQN": {
-        **{"learning_rate": 2.3e-3, "batch_size": 64, "learning_starts": 1000, "target_update_interval": 10},
-        **{"train_freq": 64, "gradient_steps": 32, "exploration_fraction": 0.16, "exploration_final_eps": 0.04},
-    },
-    "TD3": {"gamma": 0.98, "learning_starts": 1000, "policy_kwargs": {"net_arch": [64, 64]}},
-}
 CONTROL, FUSED = "control", "fused Adam"
 """The latter is stock with PyTorch's fused Adam, which is ours for TD3 on a CPU."""
 MORE_ARMS = dict.fromkeys(("RecurrentPPO", "TD3"), (CONTROL, FUSED))
@@ -203,13 +132,13 @@ class Outcome(NamedTuple):
 class Comparison(NamedTuple):
     """A benchmark of what runs return in the end."""
 
-    SETTINGS: dict[str, list[Returns]]
+    train: Callable[[Any], "Outcome"]
 
-    def measure(self, setting: Returns, options: Namespace) -> Iterator[Row]:
+    def measure(self, setting: Setting, options: Namespace) -> Iterator[Row]:
         """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
         arms = ("stock", *MORE_ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
         runs = [(setting, arm, seed, options.device) for arm, seed in product(arms, range(setting.seeds))]
-        found = list(train_all(train_rllib if setting.algorithm == RLLIB.algorithm else train_sb3, runs, options))
+        found = list(train_all(self.train, runs, options))
         for arm in arms:
             yield from compare_arm(arm, found, setting.target_return)
 
@@ -234,7 +163,7 @@ def find_chance(first: list[float], second: list[float], trials: int = 20_000) -
     return float((1 + (np.abs(differences) >= least).sum()) / (1 + trials))
 
 
-def train_sb3(run: tuple[Returns, str, int, str]) -> Outcome:
+def train_sb3(run: tuple[Setting, str, int, str]) -> Outcome:
     from stable_baselines3.common import evaluation
 
     torch.set_num_threads(1)
@@ -248,12 +177,12 @@ def train_sb3(run: tuple[Returns, str, int, str]) -> Outcome:
     return Outcome(arm, float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns)))
 
 
-def make_model(setting: Returns, arm: str, seed: int, device: str) -> Any:
+def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
     from rl_triton_adapters.common.optimizers import fuse_optimizer
 
-    name, options = setting.algorithm, {**RETURNS_OPTIONS[setting.algorithm], "seed": seed, "device": device}
+    name, known = setting.algorithm, TABLE["same_learning"]["options"]
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
-    model = find_class(arm, name)(policy, make_envs(setting), **options)
+    model = find_class(arm, name)(policy, make_envs(setting), seed=seed, device=device, **known[name])
     if arm == CONTROL:
         generator = torch.Generator().manual_seed(1000 + seed)
         for x in model.policy.parameters():
@@ -264,7 +193,7 @@ def make_model(setting: Returns, arm: str, seed: int, device: str) -> Any:
     return model
 
 
-def make_envs(setting: Returns) -> Any:
+def make_envs(setting: Setting) -> Any:
     """Vectorized, with a monitor each."""
     from gymnasium.wrappers import TransformObservation
     from sb3_contrib.common.envs import InvalidActionEnvDiscrete
@@ -282,7 +211,7 @@ def make_envs(setting: Returns) -> Any:
     return make_vec_env(setting.task, setting.num_envs)
 
 
-def train_rllib(run: tuple[Returns, str, int, str]) -> Outcome:
+def train_rllib(run: tuple[Setting, str, int, str]) -> Outcome:
     import ray
     from ray.rllib.algorithms.ppo import PPOConfig
 
@@ -306,7 +235,4 @@ def train_rllib(run: tuple[Returns, str, int, str]) -> Outcome:
         ray.shutdown()
 
 
-SUITES = {
-    "sb3": Comparison({"cpu": ALL, "cuda": ALL, "quick": QUICK}),
-    "rllib": Comparison({"cpu": [RLLIB], "cuda": [RLLIB], "quick": [RLLIB._replace(total_steps=512, seeds=1)]}),
-}
+SUITES = {"sb3": Comparison(train_sb3), "rllib": Comparison(train_rllib)}

@@ -12,7 +12,7 @@ import importlib.util
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -20,6 +20,7 @@ from torch.nn.functional import linear
 
 from benchmarks import harness
 from benchmarks.results import Row, make_row
+from benchmarks.settings import Setting
 from benchmarks.token_log_probs import CHECKED_TOKENS, LENGTH, Results, Way, compute_ours, compute_plain
 from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
@@ -27,23 +28,7 @@ from rl_triton_core.testing import assert_close
 Loss = Callable[..., torch.Tensor]
 
 
-class Setting(NamedTuple):
-    """Number of tokens, size of a hidden state and of the vocabulary."""
-
-    tokens: int
-    width: int
-    vocabulary: int
-    dtype: str = "bfloat16"
-
-
-SIZES = [(4096, 1536, 151936), (16384, 1536, 151936), (8192, 3584, 152064), (32768, 3584, 152064)]
-SIZES.append((16384, 4096, 128256))
-SETTINGS = {
-    "cuda": [Setting(*x) for x in SIZES],
-    "cpu": [Setting(512, 512, 32000, "float32")],
-    "quick": [Setting(40, 8, 100, "float32")],
-}
-SECONDS, BURST, PARTS = 1.0, 5, 2
+BURST, PARTS = 5, 2
 COEFFICIENT = 0.01  # of the entropy
 
 
@@ -63,7 +48,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         arms["Liger's GRPO"] = make_liger(*given)
     arms["bound"] = partial(make_products, *(x.detach() for x in given[:2]))
     about = {"host_only": (*arms,), "peaks": options.device == "cuda", "reference": "bound"}
-    yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
+    yield from harness.measure_arms(arms, options.device, options.seconds, **about)
     if options.device == "cuda" and torch.cuda.device_count() < PARTS:
         yield make_row("split", "full", "µs", [], "needs two GPUs")
     elif options.device == "cuda" or options.quick:

@@ -6,43 +6,19 @@ On a CPU torch.compile compiles for all sizes at once. Our result is compared wi
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
-from typing import NamedTuple
 
 import torch
 from torch import distributions
 
 from benchmarks import harness
 from benchmarks.results import Row
+from benchmarks.settings import Setting
 from rl_triton_core.losses import Categorical, Gaussian, LogProbs, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
 COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
 KINDS = ("forward", "forward and backward")
-SECONDS = 0.3
 TOKENS = 64  # of a sequence
-
-
-class Setting(NamedTuple):
-    """A head with so many actions, the elements of the minibatch, and the threads of PyTorch and of this library."""
-
-    head: str
-    width: int
-    elements: int
-    threads: int = 1
-
-
-HEADS = [
-    ("log-probs", 1),
-    ("tokens", 1),
-    *(("categorical", n) for n in (2, 18, 64)),
-    *(("gaussian", n) for n in (1, 8, 32)),
-]
-SIZES = {"cpu": (64, 256, 2048, 32768, 1 << 20), "cuda": (64, 2048, 32768, 1 << 20, 1 << 21), "quick": (64, 128)}
-MAX_VALUES = {"cpu": 1 << 22, "cuda": 1 << 27, "quick": 256}
-SETTINGS = {
-    name: [Setting(*head, n) for head in HEADS for n in sizes if n * head[1] <= MAX_VALUES[name]]
-    for name, sizes in SIZES.items()
-}
 
 
 def draw_minibatch(head: str, n: int, width: int, device: str) -> dict[str, torch.Tensor]:
@@ -109,7 +85,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
         moved = inputs + gradients * (kind != "forward")
         about = {"moved": moved, "peaks": True, "kind": kind}
-        yield from harness.measure_arms(arms, options.device, options.seconds or SECONDS, **about)
+        yield from harness.measure_arms(arms, options.device, options.seconds, **about)
 
 
 def prepare(settings: Sequence[Setting], options: Namespace) -> None:

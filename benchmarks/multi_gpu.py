@@ -8,41 +8,22 @@ nothing is captured.
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from ppo_multi_gpu import DistributedTraining
 from torch import distributed
 
-from benchmarks import end_to_end, harness
+from benchmarks import harness
 from benchmarks.end_to_end.cleanrl import make_arguments
 from benchmarks.results import Row
+from benchmarks.settings import Setting
 
-
-class Setting(NamedTuple):
-    """How many processes, and what each does."""
-
-    processes: int
-    num_envs: int
-    num_steps: int
-    hidden: int = 64
-    epochs: int = 4
-    minibatches: int = 4
-
-
-PROCESSES = dict.fromkeys((1, max(1, torch.cuda.device_count())))
-SETTINGS = {
-    "cpu": [],
-    "cuda": [Setting(n, *about) for n in PROCESSES for about in ((4096, 128), (16384, 128, 128))],
-    "quick": [Setting(2, 4, 16, 8, 2, 2)],
-}
-WARM_UPS, TURNS = 2, 17
+WARM_UPS = 2
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """The lines of both arms; where nothing was captured, the reason."""
-    turns = 2 if options.quick else TURNS
-    times, reason = harness.run_in_group(time_updates, setting.processes, options.device, setting, turns)
+    times, reason = harness.run_in_group(time_updates, setting.processes, options.device, setting, options.rounds)
     for row in harness.list_times(times, "captured", "iteration", "ms"):
         yield row._replace(note=reason if row.arm == "captured" else "")
 
@@ -62,7 +43,7 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
 
 
 def make_training(setting: Setting, update: str, device: str) -> DistributedTraining:
-    args = make_arguments(end_to_end.Setting(*setting[1:], device=device), update)
+    args = make_arguments(setting, update, device)
     args.seed = 1 + distributed.get_rank()
     return DistributedTraining(args)
 

@@ -7,7 +7,7 @@ is rounded. On a GPU, a third arm asks no more what its updates depend on: the b
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -15,16 +15,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.end_to_end.sb3 import find_class
 from benchmarks.results import Row, make_row
-from rl_triton_core.testing import assert_close
-
-
-class Setting(NamedTuple):
-    """An algorithm with its defaults but for these: gradient steps after each `train_freq` steps of an environment."""
-
-    algorithm: str
-    env: str
-    gradient_steps: int = 1
-    train_freq: int = 1
+from benchmarks.settings import Setting
 
 
 class Frames(gym.ObservationWrapper):
@@ -40,14 +31,8 @@ class Frames(gym.ObservationWrapper):
         return np.broadcast_to(grey[:, None, None], (4, 84, 84))
 
 
-PENDULUM, CARTPOLE = ("SAC", "TD3", "DDPG", "TQC", "CrossQ"), ("DQN", "QRDQN")
-ALL = [Setting(x, "Pendulum-v1") for x in PENDULUM] + [Setting(x, "CartPole-v1") for x in CARTPOLE]
-ALL.append(Setting("DQN", "CartPole-v1", train_freq=4))
-MORE = [ALL[0]._replace(gradient_steps=8), Setting("DQN", "frames")]
-SETTINGS = {"cpu": ALL, "cuda": [*ALL, *MORE], "quick": [ALL[0], ALL[-1]]}
 FIRST, WARM_UP, TURN = 21, 40, 100
 """Steps of an environment: until the first gradient steps, until the first turn, and of a turn."""
-SECONDS = 20.0
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -56,29 +41,25 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     for name in ("stock", "ours", *["unasked"] * (options.device == "cuda")):
         model = make_model(name, setting, options.device)  # which sets the seeds
         models[name] = model.learn(FIRST)
-        for x, y in zip(model.policy.parameters(), models["stock"].policy.parameters(), strict=True):
-            assert_close(x, y, rtol=1e-3, name=name)
+        harness.compare_parameters(name, model.policy, models["stock"].policy)
     for name, model in models.items():
         model.learn(WARM_UP, reset_num_timesteps=False)
         if name == "unasked":
             keep_answers(model)
     turn = 10 if options.quick else TURN
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for order in harness.take_turns(models, options.seconds or SECONDS, least=2 if options.quick else 10):
-        for name in order:
-            train = partial(models[name].learn, turn, reset_num_timesteps=False)
-            times[name].append(harness.time_call(train, options.device) / 1e6)
-    for name, seconds in times.items():
+    calls = {name: partial(model.learn, turn, reset_num_timesteps=False) for name, model in models.items()}
+    times = harness.time_rounds(calls, options)
+    for name, found in times.items():
         metric = "steps" if name != "unasked" else "bound of steps"
-        yield make_row(name, metric, "per second", [turn / x for x in seconds])
+        yield make_row(name, metric, "per second", [1e6 * turn / x for x in found])
     for name in [*times][1:]:
-        pairs, metric = zip(times["stock"], times[name], strict=True), "speed-up" if name == "ours" else "its bound"
-        yield make_row(name, metric, "×", [a / b for a, b in pairs], note=models[name].describe())
+        metric = "speed-up" if name == "ours" else "its bound"
+        yield harness.make_ratio(name, metric, times, models[name].describe())
 
 
 def make_model(arm: str, setting: Setting, device: str) -> Any:
-    kind, (_, env, gradient_steps, train_freq) = find_class(arm, setting.algorithm), setting
-    steps = {"learning_starts": 20, "gradient_steps": gradient_steps, "train_freq": train_freq}
+    kind, env = find_class(arm, setting.algorithm), setting.env
+    steps = {"learning_starts": 20, "gradient_steps": setting.gradient_steps, "train_freq": setting.train_freq}
     if env == "frames":
         return kind("CnnPolicy", Frames(), seed=0, device=device, buffer_size=20_000, **steps)
     return kind("MlpPolicy", env, seed=0, device=device, **steps)

@@ -3,8 +3,7 @@
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,24 +12,9 @@ import rl_triton_core as ours
 from benchmarks import harness
 from benchmarks.calls import list_tensors
 from benchmarks.results import Row
+from benchmarks.settings import Setting
 from benchmarks.workloads import ESTIMATORS, draw_sequences
 from rl_triton_core.testing import assert_close
-
-PACKABLE = ("gae", "vtrace", "retrace", "lambda_returns", "discounted_returns", "prefix_sum")
-
-
-class Setting(NamedTuple):
-    """An estimator, and the number of sequences with the bounds of their lengths."""
-
-    estimator: str
-    sequences: int
-    shortest: int
-    longest: int
-
-
-LENGTHS = ((1024, 1, 64), (256, 64, 1024), (64, 1, 8192), (32, 512, 512), (8, 131072, 131072))
-ALL = [Setting(name, *lengths) for lengths, name in product(LENGTHS, PACKABLE)]
-SETTINGS = {"cpu": ALL, "cuda": ALL, "quick": [Setting("gae", 3, 1, 9), Setting("discounted_returns", 2, 4, 4)]}
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:

@@ -7,7 +7,7 @@ any size are compiled here, to see from which on they should not be: `networks.M
 
 from argparse import Namespace
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,28 +17,11 @@ from stable_baselines3.common.logger import Logger
 
 from benchmarks import harness
 from benchmarks.results import Row
+from benchmarks.settings import Setting
 from rl_triton_adapters.sb3 import TritonPPO
 from rl_triton_core._internal.mlp import networks
-from rl_triton_core.testing import assert_close
 
-
-class Setting(NamedTuple):
-    """Units of a hidden layer, samples of a minibatch, and numbers of an observation and an action."""
-
-    hidden: int
-    batch_size: int
-    observations: int = 4
-    actions: int = 1
-
-
-SIZES = [Setting(hidden, size) for hidden in (32, 64, 128, 256) for size in (32, 64, 128, 512, 2048)]
-LARGE = [
-    Setting(256, 64, 17, 6),
-    *(Setting(hidden, size, 17, 6) for hidden in (320, 400, 512, 1024) for size in (64, 256, 2048)),
-]
-SETTINGS = {"cpu": [*SIZES, *LARGE], "cuda": [], "quick": [Setting(8, 16)]}
 SAMPLES = 512  # at least so many of a rollout, and four minibatches
-SECONDS = 3.0
 
 
 class Eager(TritonPPO):
@@ -61,11 +44,10 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     for name, model in models.items():
         np.random.seed(0)  # noqa: NPY002
         model.train()
-        for x, y in zip(model.policy.parameters(), models["stock"].policy.parameters(), strict=True):
-            assert_close(x, y, rtol=1e-3, name=name)
+        harness.compare_parameters(name, model.policy, models["stock"].policy)
     assert models["ours"].describe() == "updates are compiled" != models["eager"].describe()
     arms = {name: model.train for name, model in models.items()}
-    times = harness.time_in_turns(arms, "cpu", options.seconds or SECONDS, turns=2 if options.quick else 20)
+    times = harness.time_in_turns(arms, "cpu", options.seconds, options.rounds)
     count = models["stock"].n_steps // setting.batch_size
     per_minibatch = {name: [[x / count for x in burst] for burst in bursts] for name, bursts in times.items()}
     yield from harness.list_times(per_minibatch, metric="minibatch")

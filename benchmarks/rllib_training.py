@@ -8,29 +8,15 @@ import random
 from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import harness
 from benchmarks.results import Row, make_row
+from benchmarks.settings import Setting
 from rl_triton_core.testing import assert_close
-
-
-class Setting(NamedTuple):
-    """An environment, how many of them, and RLlib's defaults but for these."""
-
-    env: str
-    num_envs: int = 1
-    train_batch_size: int = 2000
-    num_epochs: int = 10
-
-
-ALL = [Setting("CartPole-v1"), Setting("CartPole-v1", 8, 4000), Setting("Pendulum-v1", 4)]
-DEFAULTS = Setting("CartPole-v1", train_batch_size=4000, num_epochs=30)
-SETTINGS = {"cpu": [*ALL, DEFAULTS], "cuda": ALL, "quick": [Setting("CartPole-v1", 2, 256, 1)]}
-SECONDS = 60.0
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -42,18 +28,14 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     try:
         algorithms = {arm: build_algorithm(arm, setting, options.device) for arm in ("stock", "ours")}
         check_arms(algorithms)
-        times: dict[str, list[float]] = {arm: [] for arm in algorithms}
-        for order in harness.take_turns(algorithms, options.seconds or SECONDS, least=2 if options.quick else 8):
-            for arm in order:
-                times[arm].append(harness.time_call(algorithms[arm].train, options.device) / 1e3)
+        times = harness.time_rounds({arm: x.train for arm, x in algorithms.items()}, options)
         ours = algorithms["ours"]
         note = f"{ours.learner_group._learner.describe()}; {ours.env_runner.describe()}"
     finally:
         ray.shutdown()
     for arm, found in times.items():
-        yield make_row(arm, "iteration", "ms", found)
-    pairs = zip(times["stock"], times["ours"], strict=True)
-    yield make_row("ours", "speed-up", "×", [a / b for a, b in pairs], note=note)
+        yield make_row(arm, "iteration", "ms", [x / 1e3 for x in found])
+    yield harness.make_ratio("ours", "speed-up", times, note)
     envs = gym.make_vec(setting.env, setting.num_envs)
     actions = envs.action_space.sample()
     envs.reset(seed=0)
@@ -84,9 +66,8 @@ def check_arms(algorithms: dict[str, Any]) -> None:
     for episodes in zip(*first, strict=True):
         for columns in zip(*([x.get_observations(), x.get_actions()] for x in episodes), strict=True):
             assert_close(*map(torch.as_tensor, columns[::-1]), rtol=0, name="samples")
-    modules = [x.learner_group._learner.module["default_policy"].parameters() for x in algorithms.values()]
-    for x, y in zip(*modules, strict=True):
-        assert_close(y, x, rtol=1e-2, name="parameters")
+    stock, ours = (x.learner_group._learner.module["default_policy"] for x in algorithms.values())
+    harness.compare_parameters("parameters", ours, stock, rtol=1e-2)
 
 
 def step_often(envs: Any, actions: Any, count: int) -> None:

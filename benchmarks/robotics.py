@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
-from typing import Any, NamedTuple
+from typing import Any
 
 import ppo_rl_games
 import ppo_rsl_rl
@@ -21,62 +21,41 @@ from torch import Tensor, distributed
 
 from benchmarks import harness
 from benchmarks.results import Row
+from benchmarks.settings import Setting
 from rl_triton_adapters.common.update import release_graphs
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import TritonRunner
 
 Times = dict[str, list[list[float]]]
-PLAIN, BF16, TF32, LSTM, SYMMETRY, RND = "", "bf16", "tf32", "lstm", "symmetry", "random network distillation"
+BF16, TF32, LSTM, SYMMETRY, RND = "bf16", "tf32", "lstm", "symmetry", "random network distillation"
 ZEROED = "lstm, zero_rnn_on_done"
 
 
-class Setting(NamedTuple):
-    """A package, the shape of its rollout, what differs from its defaults, and how many processes average gradients."""
-
-    package: str
-    num_steps: int
-    num_envs: int
-    variant: str = PLAIN
-    processes: int = 1
-
-
-NAMES = ("rsl_rl", "rl_games", "skrl")
-ALL = [Setting(name, 24, 4096) for name in NAMES]
-VARIANTS = [
-    *(ALL[0]._replace(variant=variant) for variant in (BF16, LSTM, SYMMETRY, RND)),
-    *(ALL[1]._replace(variant=variant) for variant in (BF16, LSTM, ZEROED)),
-    ALL[2]._replace(variant=BF16),
-    *(x._replace(variant=TF32) for x in (ALL[0], ALL[2])),
-    *(x._replace(processes=2) for x in ALL if torch.cuda.device_count() > 1),
-]
-QUICK = [x._replace(num_steps=4, num_envs=8) for x in (*ALL, *VARIANTS) if x.variant not in (BF16, TF32)]
-SETTINGS = {"cpu": ALL, "cuda": [*ALL, *VARIANTS], "quick": QUICK}
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]  # of an update, as in Isaac Lab's configurations
-TURNS = 5
 
 
 def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
     """A package's own code and ours in turn."""
     run = time_updates if setting.processes == 1 else partial(harness.run_in_group, time_share, setting.processes)
-    return harness.list_times(run(options.device, setting), unit="ms", step="update")
+    return harness.list_times(run(options.device, setting, options.rounds), unit="ms", step="update")
 
 
-def time_updates(device: str, setting: Setting) -> Times:
+def time_updates(device: str, setting: Setting, rounds: int) -> Times:
     """The times of both arms. RL-Games always allows TF32 in matrix products."""
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
     with redirect_stdout(StringIO()):
         arms = {name: UPDATES[setting.package](provider, setting, device) for name, provider in PROVIDERS.items()}
     for name in ("stock", "ours", "ours"):
         arms[name]()
-    return harness.time_in_turns(arms, device, turns=TURNS, burst=1, warm_up=False)
+    return harness.time_in_turns(arms, device, turns=rounds, burst=1, warm_up=False)
 
 
-def time_share(device: str, setting: Setting) -> Times:
+def time_share(device: str, setting: Setting, rounds: int) -> Times:
     """The same in one of several processes, each with a GPU and as many environments, which are a group already."""
     OnPolicyRunner._configure_multi_gpu = join_group
     about = {"_rank": distributed.get_rank(), "_world_size": setting.processes}
     vars(skrl_config.torch).update(_is_distributed=True, _device=device, **about)
-    times = time_updates(device, setting)
+    times = time_updates(device, setting, rounds)
     release_graphs()
     return times
 

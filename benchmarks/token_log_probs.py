@@ -11,41 +11,22 @@ import importlib
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import product
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from benchmarks import harness
 from benchmarks.losses import KINDS
 from benchmarks.results import Row, describe_failure, make_row
+from benchmarks.settings import Setting
 from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
 Results = tuple[torch.Tensor, torch.Tensor]
 Way = Callable[..., Results]
-SECONDS = 0.3
 CHECKED_TOKENS = 64
 LENGTH = 1024  # of a response
-LARGEST = 16 << 30  # bytes of float32 logits, at most: eager PyTorch makes several tensors of that size
-
-
-class Setting(NamedTuple):
-    """Size of the vocabulary, number of tokens, and the dtype of the logits."""
-
-    vocabulary: int
-    tokens: int
-    dtype: str
-    threads: int = 1
-
-
-VOCABULARIES, TOKENS, DTYPES = (32_000, 128_256, 151_936), (1024, 4096, 16_384), ("bfloat16", "float32")
-SETTINGS = {
-    "cuda": [Setting(*x) for x in product(VOCABULARIES, TOKENS, DTYPES) if 4 * x[0] * x[1] <= LARGEST],
-    "cpu": [Setting(*x) for x in product(VOCABULARIES[::2], (128,), DTYPES)],
-    "quick": [Setting(1000, 8, dtype) for dtype in DTYPES],
-}
 
 
 def compute_plain(logits: torch.Tensor, tokens: torch.Tensor) -> Results:
@@ -144,7 +125,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
             ways["ours in place"] = partial(compute_ours, inplace_backward=True)
         arms = {name: partial(run, way, leaf, tokens) for name, way in ways.items()}
         about = {"host_only": ("TRL", "verl"), "moved": passes * leaf.nbytes, "peaks": True, "kind": kind}
-        yield from harness.measure_arms(arms, device, options.seconds or SECONDS, **about)
+        yield from harness.measure_arms(arms, device, options.seconds, **about)
         yield from (make_row(name, "full", "µs", [], note, kind=kind) for name, note in notes.items())
 
 

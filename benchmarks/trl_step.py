@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from datasets import Dataset
@@ -18,22 +18,10 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import harness
 from benchmarks.results import Row, make_row
+from benchmarks.settings import Setting
 from rl_triton_adapters.trl import TritonGRPOTrainer
 from rl_triton_core.testing import assert_close
 
-
-class Setting(NamedTuple):
-    """Responses of a step with their tokens, and the sizes of the model."""
-
-    responses: int
-    tokens: int
-    layers: int = 24
-    width: int = 896
-    vocabulary: int = 151936
-
-
-SETTINGS = {"cuda": [Setting(8, 512), Setting(8, 1024), Setting(8, 4096)], "cpu": [Setting(4, 128, 2, 256, 32000)]}
-SETTINGS["quick"] = [Setting(4, 16, 1, 128, 50)]
 WORDS = ["<pad>", "<eos>", *(f"w{i}" for i in range(40))]
 
 
@@ -60,7 +48,7 @@ def make_batch(lengths: torch.Tensor, tokens: int, vocabulary: int) -> dict[str,
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
-    responses, tokens, layers, width, vocabulary = setting
+    responses, tokens, layers, width, vocabulary = vars(setting).values()
     sizes = {"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 5 * width}
     sizes |= {"num_hidden_layers": layers, "num_attention_heads": width // 64, "num_key_value_heads": 2}
     batch = make_batch(torch.linspace(tokens / 4, tokens, responses), tokens, vocabulary)

@@ -1,8 +1,8 @@
 """Training loops, end to end: what the advantage step takes of an iteration, and what replacing it gives.
 
-A framework is a file of its name here, and a line in `BENCHMARKS` and `report.LOOPS`; docs/end-to-end.md says what is
-timed, and what the arms are. The file holds `SETTINGS` by device, and `make_arm`, which makes an arm in a setting as it
-is before training. Where not all arms differ in all settings, `list_arms` chooses.
+A framework is a file of its name here, with settings in the table, and a line in `BENCHMARKS` and `report.LOOPS`;
+docs/end-to-end.md says what is timed, and what the arms are. The file holds `make_arm`, which makes an arm in a setting
+as it is before training. Where not all arms differ in all settings, `list_arms` chooses.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,22 +10,15 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from benchmarks import settings
+
 LAMBDA = 0.95
 ARMS = ("stock", "ours", "captured")
 """The framework's own, ours for the advantage step, and ours for all that is replaced."""
 
 
-class Setting(NamedTuple):
-    """A training loop; `hidden` units in both layers. With `recompute`, advantages are computed in every epoch."""
-
-    num_envs: int
-    num_steps: int
-    hidden: int = 64
-    epochs: int = 4
-    minibatches: int = 4
-    recompute: bool = False
-    env: str = ""
-    device: str = "cuda"
+class Setting(settings.Setting):
+    """A training loop, as cleanrl has them in the table, and its device."""
 
     def __str__(self) -> str:
         text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"

@@ -11,12 +11,6 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 from rl_triton_core.testing import random_rollout
 
-SETTINGS = {
-    "cuda": (Setting(4096, 128), Setting(16384, 128, 128), Setting(1024, 512, 128)),
-    "cpu": (Setting(64, 64, 64, 10, 8, device="cpu"), Setting(256, 128, device="cpu")),
-    "quick": (Setting(4, 16, 8, 2, 2),),
-}
-
 
 def load_example() -> Any:
     """The example, which needs packages that reports do not."""
@@ -34,9 +28,9 @@ def compute_results(compute_advantages: Any, args: Namespace) -> tuple[Tensor, T
     return results
 
 
-def make_arguments(setting: Setting, update: str) -> Namespace:
+def make_arguments(setting: Any, update: str, device: str) -> Namespace:
     known: Namespace = load_example().parse_arguments([])
-    known.env, known.update, known.device = "cartpole", update, setting.device
+    known.env, known.update, known.device = "cartpole", update, device
     known.num_envs, known.num_steps, known.hidden = setting.num_envs, setting.num_steps, setting.hidden
     known.update_epochs, known.num_minibatches = setting.epochs, setting.minibatches
     known.gamma, known.gae_lambda, known.learning_rate = GAMMA, LAMBDA, 3e-4
@@ -48,6 +42,6 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     example = load_example()
     advantages = example.compute_stock_advantages if name == "stock" else example.compute_triton_advantages
     update = "eager" if name != "captured" else "captured" if setting.device == "cuda" else "compiled"
-    args = make_arguments(setting, update)
+    args = make_arguments(setting, update, setting.device)
     training = example.Training(args, watch.around(ADVANTAGES, advantages) if update != "captured" else advantages)
     return Arm(partial(training.run_iteration, args.learning_rate), partial(compute_results, advantages, args))

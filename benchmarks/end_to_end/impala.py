@@ -14,15 +14,6 @@ from benchmarks.end_to_end.rllib import draw_episodes, prepare_config
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, Stopwatch
 from benchmarks.workloads import GAMMA
 
-SIZES = ((10, 64), (80, 256))  # fragments of a batch, and the hidden units
-SETTINGS = {
-    device: tuple(
-        Setting(fragments, 50, hidden, 1, 1, env=env, device=device)
-        for env in ("IMPALA", "APPO")
-        for fragments, hidden in SIZES
-    )
-    for device in ("cuda", "cpu")
-} | {"quick": tuple(Setting(2, 50, 8, 1, 1, env=env) for env in ("IMPALA", "APPO"))}
 OPTIONS: dict[str, dict[str, Any]] = {"IMPALA": {}, "APPO": {"use_kl_loss": True}}
 
 

@@ -11,14 +11,6 @@ from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA
 
-SETTINGS = {
-    "cuda": (Setting(8, 512, 256, 10, 32), Setting(64, 512, 256, 4, 16), Setting(512, 512, 256, 4, 32)),
-    "cpu": (
-        *(Setting(8, 512, hidden, 10, 32, device="cpu") for hidden in (64, 256)),
-        Setting(64, 512, 64, 2, 8, device="cpu"),
-    ),
-    "quick": (Setting(2, 16, 8, 2, 2),),
-}
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 LENGTH = 200  # of an episode, on average
 RECURRENCE = "compute_value_targets"  # the function that RLlib's piece calls

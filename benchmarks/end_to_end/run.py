@@ -20,8 +20,7 @@ from benchmarks.results import Row, describe_failure, make_row
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5  # the largest ‖x − stock‖ / ‖stock‖ of an arm that counts
-WARM_UPS, ROUNDS, SECONDS = 2, 40, 20.0
-"""After so many seconds no round begins, unless some arm has not had every place in the order twice."""
+WARM_UPS = 2
 
 
 @dataclass
@@ -38,12 +37,11 @@ class Entry:
 
 
 def measure(module: Any, setting: Setting, options: Namespace) -> Iterator[Row]:
-    setting = setting._replace(device=options.device)
-    rounds = 2 if options.quick else ROUNDS
-    return make_rows(measure_setting(module, setting, rounds, options.seconds or SECONDS), setting)
+    return make_rows(measure_setting(module, setting, options.rounds, options.seconds), setting)
 
 
 def measure_setting(module: Any, setting: Setting, rounds: int, seconds: float) -> list[Entry]:
+    """After so many seconds no round begins, unless some arm has not had every place in the order twice."""
     watch = Stopwatch(setting.device)
     entries = prepare_arms(module, setting, watch)
     running = {entry.name: entry for entry in entries if entry.arm is not None}

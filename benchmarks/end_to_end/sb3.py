@@ -1,6 +1,5 @@
 """Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, with ours, and with our whole update."""
 
-import importlib.util
 import json
 from importlib import import_module
 from typing import Any
@@ -14,11 +13,6 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.results import ROOT
 
 DRAWN = "CartPole-v1, drawn"
-DEFAULTS = Setting(1, 2048, 64, 10, 32, env="CartPole-v1")  # those of Stable-Baselines3
-SEVERAL = Setting(8, 256, 64, 10, 32, env="CartPole-v1")
-WIDE = Setting(64, 128, 64, env="CartPole-v1")
-CONTINUOUS = Setting(8, 256, 64, 10, 32, env="Pendulum-v1")
-LIMITED = Setting(64, 200, 64, env="Pendulum-v1")
 MODULES = {  # where an algorithm is, and ours with less work per step
     "PPO": ("stable_baselines3", "captured"),
     "A2C": ("stable_baselines3", "captured"),
@@ -30,36 +24,10 @@ MODULES = {  # where an algorithm is, and ours with less work per step
     "DQN": ("stable_baselines3", "dqn"),
     **dict.fromkeys(("TQC", "QRDQN", "CrossQ"), ("sb3_contrib", "contrib_off_policy")),
 }
-A2C_SETTING = Setting(8, 100, 64, 1, 20, env="CartPole-v1, A2C")  # rollouts of 5 steps, as by default
-OTHERS = (
-    A2C_SETTING,
-    SEVERAL._replace(env="CartPole-v1, MaskablePPO"),
-    Setting(8, 64, 64, 4, 4, env="CartPole-v1, RecurrentPPO"),
+OPTIONS: dict[str, dict[str, Any]] = json.loads(
+    (ROOT / "benchmarks" / "published" / "rl_zoo.json").read_text(encoding="utf-8")
 )
-TUNED: dict[Setting, dict[str, Any]] = {
-    Setting(**x["setting"]): x["options"]
-    for x in json.loads((ROOT / "benchmarks" / "published" / "rl_zoo.json").read_text(encoding="utf-8"))
-}
-"""The tuned settings of RL Zoo, and what they change besides. `normalizes`: with `VecNormalize`."""
-OPTIONS = {setting.env: options for setting, options in TUNED.items()}
-SETTINGS = {
-    "cuda": (
-        SEVERAL,
-        WIDE,
-        Setting(16, 128, 64, 10, 32, env="Pendulum-v1"),
-        Setting(8, 128, env=DRAWN),
-        SEVERAL._replace(minibatches=8),
-        Setting(256, 128, 64, 4, 1, env="CartPole-v1"),
-        DEFAULTS._replace(num_steps=512, minibatches=8),
-        *OTHERS,
-    ),
-    "cpu": tuple(
-        setting._replace(device="cpu")
-        for setting in (DEFAULTS, SEVERAL, WIDE, CONTINUOUS, LIMITED, *OTHERS, *TUNED)
-        if importlib.util.find_spec("mujoco") or not setting.env.startswith(("HalfCheetah", "Hopper"))
-    ),
-    "quick": tuple(Setting(2, 8, 8, 1, 2, env=env) for env in ("CartPole-v1", DRAWN, *(x.env for x in OTHERS))),
-}
+"""What the tuned settings of RL Zoo change besides, by task. `normalizes`: with `VecNormalize`."""
 PIXELS, FRAMES = 84, 4
 
 

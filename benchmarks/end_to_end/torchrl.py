@@ -1,6 +1,5 @@
 """TorchRL: epochs of `ClipPPOLoss` over a random tensordict, advantages by its value estimator or ours."""
 
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,12 +11,6 @@ from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
-make_setting = partial(Setting, recompute=True)
-SETTINGS = {
-    "cuda": (make_setting(4096, 128, 128), make_setting(512, 1024, 128), make_setting(64, 128)),
-    "cpu": (make_setting(8, 256, 64, 10, 8, device="cpu"), make_setting(128, 128, device="cpu")),
-    "quick": (make_setting(4, 16, 8, 2, 2),),
-}
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 
 

@@ -1,7 +1,5 @@
 """Benchmarks run where their packages are, and measure what result files have; what training loops capture."""
 
-from importlib import import_module
-
 import pytest
 import torch
 
@@ -10,6 +8,7 @@ pytest.importorskip("benchmarks", reason="only the package is here", exc_type=Mo
 
 from benchmarks import __main__ as runner
 from benchmarks import learning, results
+from benchmarks.settings import read_settings
 
 NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
 NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics")
@@ -23,8 +22,6 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
     for package in needs:
         pytest.importorskip({"ray": "ray.rllib"}.get(package, package))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    module = import_module(f"benchmarks.{runner.BENCHMARKS[name].module}")
-    monkeypatch.setattr(module, "TURNS", 1, raising=False)
     arguments = [str(tmp_path), name, "--quick", "--device", "cpu", "--seconds", "0.001", "--commit", "abc"]
     assert runner.main(arguments) == 0
     files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))
@@ -34,7 +31,7 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
 
 def test_both_arms_learn_the_same_from_one_seed():
     pytest.importorskip("stable_baselines3")
-    (setting,) = learning.SETTINGS["quick"]
+    (setting,) = read_settings("learning", "quick")
     runs = [learning.Run(setting, arm, 0, "cpu", ends=float("inf")) for arm in learning.ARMS]
     stock, ours = (learning.train(run).points for run in runs)
     assert [point[0] for point in stock] == [point[0] for point in ours] and stock[-1][0] == setting.total_steps

@@ -191,9 +191,9 @@ def test_a_setting_that_fails_and_a_package_that_is_missing(tmp_path, monkeypatc
         raise ValueError("no\nreally")
         yield
 
-    module = SimpleNamespace(SETTINGS={"cpu": [Workload("gae", 1, 1)]}, measure=fail)
-    monkeypatch.setattr(runner.Benchmark, "load", lambda self: module)
-    assert runner.main([str(tmp_path), "packed", "--device", "cpu", "--commit", "abc"]) == 1
+    monkeypatch.setattr(runner.Benchmark, "load", lambda self: SimpleNamespace(measure=fail))
+    chosen = ["--only", "'gae', sequences=8,"]
+    assert runner.main([str(tmp_path), "packed", "--device", "cpu", "--commit", "abc", *chosen]) == 1
     (row,) = results.read_result(tmp_path / "packed.csv").rows
     assert row.note == "failed: ValueError: no" and row.median is None
     monkeypatch.setitem(runner.BENCHMARKS, "packed", runner.Benchmark("packed", ("torch", "no_such_package")))

@@ -1,5 +1,6 @@
 """Training loops end to end: what is timed and concluded; not how fast anything is."""
 
+from argparse import Namespace
 from itertools import count
 from types import SimpleNamespace
 
@@ -10,7 +11,7 @@ import torch
 pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import harness, report
+from benchmarks import harness, report, settings
 from benchmarks.end_to_end import Arm, Setting, run, stopwatch
 
 
@@ -33,7 +34,7 @@ def random_times(rounds=7, seed=0):
 
 
 def make_rows(entries):
-    return {(row.arm, row.metric): row for row in run.make_rows(entries, Setting(1, 1))}
+    return {(row.arm, row.metric): row for row in run.make_rows(entries, Setting(epochs=4, minibatches=4))}
 
 
 def test_shares_bounds_and_speed_ups():
@@ -76,7 +77,7 @@ def make_framework(**results):
 def test_wrong_and_failing_arms_are_recorded_and_not_timed():
     nan = float("nan")
     fake = make_framework(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
-    entries = run.measure_setting(fake, Setting(1, 1, device="cpu"), 2, seconds=9)
+    entries = run.measure_setting(fake, Setting(device="cpu"), 2, seconds=9)
     wrong = ["wrong: its relative error is nan", "wrong: its relative error is 0.000447"]
     assert [entry.note for entry in entries] == ["", "failed: ValueError: no", *wrong, ""]
     assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
@@ -86,14 +87,29 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed():
 
 def test_rounds_end_with_the_time():
     fake = make_framework(stock=[1.0], ours=[1.0])
-    entries = run.measure_setting(fake, Setting(1, 1, device="cpu"), 50, seconds=0.0)
+    entries = run.measure_setting(fake, Setting(device="cpu"), 50, seconds=0.0)
     assert [len(entry.times) for entry in entries] == [4, 4], "every place twice, and no more"
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda", "quick"])
 @pytest.mark.parametrize("name", report.LOOPS)
-def test_a_file_holds_what_it_should(name):
-    loaded = runner.BENCHMARKS[name].load()
-    for settings in loaded.SETTINGS.values():
-        assert len(set(settings)) == len(settings) == len({(str(x), x.device) for x in settings})
-        assert all(x.batch_size * x.minibatches == x.num_envs * x.num_steps for x in settings)
-    assert {x.device for x in loaded.SETTINGS["cpu"]} == {"cpu"}
+def test_the_table_holds_what_it_should(name, device):
+    settings = runner.BENCHMARKS[name].list_settings(name, "cpu", device)
+    assert settings and len({str(x) for x in settings}) == len(settings)
+    assert all(x.batch_size * x.minibatches == x.num_envs * x.num_steps for x in settings)
+    assert {x.device for x in settings} == {"cpu"}
+
+
+def test_a_list_in_the_table_stands_for_each_of_its_values(monkeypatch):
+    table = {
+        "names": ["env", "processes"],
+        "cpu cuda": [[["a", "b"], [1, 99]]],
+        "cuda": [["Hopper-v5", 1]],
+        "rounds": 9,
+    }
+    monkeypatch.setattr(settings, "TABLE", {"x": table})
+    monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+    cpu, cuda = (settings.read_settings("x", device) for device in ("cpu", "cuda"))
+    assert cpu == cuda == [settings.Setting(env=x, processes=1) for x in "ab"], "without so many GPUs, and MuJoCo"
+    options = settings.complete_options("x", Namespace(quick=False, seconds=None))
+    assert (options.rounds, options.seconds) == (9, None)

@@ -7,6 +7,7 @@ pytest.importorskip("benchmarks", reason="only the package is here", exc_type=Mo
 from benchmarks import __main__ as runner
 from benchmarks import learning, report
 from benchmarks.results import ROOT, make_row
+from benchmarks.settings import Setting
 
 
 @pytest.mark.parametrize("page", report.list_pages())
@@ -57,7 +58,7 @@ def test_a_table_has_what_differs():
 
 def test_learning_curves_of_several_seeds():
     """Points that all have; the target is that of the runs which reach it."""
-    setting = learning.Curves("x", 5.0, 30, 1, 10, 1, seeds=2)
+    setting = Setting(target_return=5.0, total_steps=30)
     curves = [
         learning.Curve("ours", [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)]),
         learning.Curve("ours", [(10, 3.0, 4.0), (20, 5.0, 4.5)]),

@@ -268,7 +268,6 @@ class CompiledUpdate(Compiled):
             check_number(name, x, -math.inf, math.inf, or_infinity=True)
         if kl_coef and not self.loss.has_old:
             raise ValueError(f"kl_coef: got {kl_coef!r}, expected 0 without has_kl")
-        self.compile()
         wanted = {"old_log_probs": clip is not None, "action_masks": rollout.action_masks is not None}
         wanted["old_values"] = value_clip is not None and self.loss.value_clip_mode != "rllib"
         wanted["old_outputs"], epoch = self.loss.has_old, compile_entry(serial.run_epoch)

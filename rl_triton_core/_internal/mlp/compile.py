@@ -21,7 +21,7 @@ INLINED = (
     *("add", "get", "choose_action", "find_memory", "load_setting", "tanh"),
     *("find_actions", "find_log_std", "load_sums", "load_kl_sums", "find_end", "find_rest", "bound_log_std"),
 )
-CALLED = ("add_product", "add_gradient", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
+CALLED = ("add_product", "run_forward", "run_backward", "evaluate_loss", "step_optimizer")
 """The functions that are called by address, in the order of their table. The loss alone depends on the head."""
 FASTMATH = {"reassoc", "contract"}
 REAL = np.float32
@@ -85,15 +85,15 @@ def arrays_of(*ndims: int, dtype: Any = numba.float32, writable: bool = False) -
 @cache
 def compile_entry(function: Any) -> Any:
     """`run_epoch`, `run_steps`, `evaluate` or `draw`, a function of arrays and addresses."""
-    integer, flags, tuples = numba.int64, numba.boolean, numba.types.Tuple
+    integer, flags, tuples, void = numba.int64, numba.boolean, numba.types.Tuple, numba.void
     written = arrays_of(1, 2, dtype=numba.float64, writable=True)
     rollout = tuples([*arrays_of(2, 2, 1, 1, 1, 1), *arrays_of(2, dtype=flags), *arrays_of(2)])
     samples, choices = tuples(arrays_of(2, 2, 2, 1, 1, 2, 2)), arrays_of(1, 1, dtype=flags)
     drawn = [*arrays_of(2, 2), *arrays_of(1, dtype=integer), *arrays_of(1), *arrays_of(2, 1, writable=True)]
     signatures = {
-        serial.run_epoch: integer(tuples([integer] * 7), integer, rollout, *arrays_of(1, 1, dtype=integer), *written),
-        serial_values.run_steps: numba.void(tuples([integer] * 5), samples, *choices, written[1]),
-        serial_values.draw: numba.void(integer, *drawn),
-        serial_values.evaluate: numba.void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
+        serial.run_epoch: void(tuples([integer] * 7), integer, rollout, *arrays_of(1, 1, dtype=integer), *written),
+        serial_values.run_steps: void(tuples([integer] * 5), samples, *choices, written[1]),
+        serial_values.draw: void(integer, *drawn),
+        serial_values.evaluate: void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
     }
     return numba_code.compile_kernel(function, signatures[function], REAL, compile_helpers(Loss()), SOURCE)

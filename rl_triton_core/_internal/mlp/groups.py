@@ -19,14 +19,8 @@ from rl_triton_core._internal.capture.snapshot import Snapshot
 from rl_triton_core._internal.mlp import serial
 from rl_triton_core._internal.mlp import serial_values as values
 from rl_triton_core._internal.mlp.compile import Loss, find_functions
-from rl_triton_core._internal.mlp.networks import (
-    Layer,
-    Unsupported,
-    check_parameters,
-    count_spare_rows,
-    list_layers,
-    make_layer_table,
-)
+from rl_triton_core._internal.mlp.memory import WIDTH
+from rl_triton_core._internal.mlp.networks import Layer, Unsupported, check_parameters, list_layers, make_layer_table
 from rl_triton_core._internal.mlp.optimizers import FROZEN, Learning, ParameterTables, describe_learning, list_kept
 
 TENSOR = attrgetter("shape", "dtype", "requires_grad")
@@ -108,8 +102,8 @@ class GroupTables:
         units = {group: 3 * sum(len(x.linear.weight) for x in own.layers) for group, own in self.facts.items()}
         before = 2 * self.width + max([units.get(group, 0) for group in self.apart])
         rows = self.first + before + max(units.values())
-        spare = max(count_spare_rows(own.layers) for own in self.facts.values())
-        self.scratch = torch.zeros(rows + spare, serial.TILE, dtype=torch.float32, device="cpu")
+        inputs = max(x.linear.weight.shape[1] for own in self.facts.values() for x in own.layers)
+        self.scratch = torch.zeros(rows + inputs + WIDTH + 1, serial.TILE, dtype=torch.float32, device="cpu")
         memory, groups = self.scratch.data_ptr(), np.zeros((values.NUM_GROUPS, serial.COLUMNS), np.int64)
         self.kept, start = [find_functions(self.loss), groups], memory + self.first * serial.ROW
         for group, own in self.facts.items():

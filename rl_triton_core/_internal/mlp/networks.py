@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from rl_triton_core._internal.mlp import serial
-from rl_triton_core._internal.mlp.memory import WIDTH
 
 MAX_WEIGHTS = 400 * 320
 """Of a layer: with more, loops take longer than PyTorch (`python -m benchmarks FOLDER perceptrons`)."""
@@ -31,20 +30,20 @@ class Layer(NamedTuple):
     """The number of the layer before it, -1 if there is none."""
 
 
+ACTIVATIONS: dict[Any, int] = {nn.Tanh: serial.TANH, nn.ReLU: serial.RELU, nn.SiLU: serial.SILU}
+ACTIVATIONS |= {nn.GELU: serial.GELU, nn.LeakyReLU: serial.RELU, nn.ELU: serial.ELU}
+SLOPES: dict[Any, str] = {nn.LeakyReLU: "negative_slope", nn.ELU: "alpha"}  # below 0
+
+
 def describe_activation(module: Any) -> tuple[int, float]:
-    """The number of an activation, and its slope below 0."""
+    """The number of an activation, and its slope below 0, if it has one."""
     kind = type(module)
-    if kind is nn.LeakyReLU:
-        return serial.RELU, float(module.negative_slope)
-    if kind is nn.ELU:
-        return serial.ELU, float(module.alpha)
-    if kind is nn.GELU and module.approximate != "none":
-        raise Unsupported(f"GELU(approximate={module.approximate!r}) is not compiled")
-    plain = {nn.Tanh: serial.TANH, nn.ReLU: serial.RELU, nn.SiLU: serial.SILU, nn.GELU: serial.GELU}
-    if kind not in plain:
-        names = ", ".join(x.__name__ for x in (nn.Linear, *plain, nn.LeakyReLU, nn.ELU))
+    if kind not in ACTIVATIONS:
+        names = ", ".join(x.__name__ for x in (nn.Linear, *ACTIVATIONS))
         raise Unsupported(f"{kind.__name__} is none of the modules that are compiled: {names}")
-    return plain[kind], 0.0
+    if getattr(module, "approximate", "none") != "none":
+        raise Unsupported(f"GELU(approximate={module.approximate!r}) is not compiled")
+    return ACTIVATIONS[kind], float(getattr(module, SLOPES.get(kind, ""), 0.0))
 
 
 def flatten_modules(module: nn.Module) -> Iterator[nn.Module]:
@@ -99,11 +98,6 @@ def check_parameters(layers: list[Layer], parameters: list[Any]) -> None:
 def is_plain_tensor(x: torch.Tensor) -> bool:
     """Whether compiled code can read and write a tensor in place."""
     return x.dtype is torch.float32 and x.is_cpu and x.is_contiguous()
-
-
-def count_spare_rows(layers: list[Layer]) -> int:
-    """How many rows of scratch memory a layer's gradient takes."""
-    return WIDTH + max([x.linear.weight.shape[1] for x in layers], default=0) + 1
 
 
 def make_layer_table(

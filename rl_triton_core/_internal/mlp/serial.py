@@ -21,11 +21,10 @@ from rl_triton_core._internal.mlp.memory import (
     load,
     load_double,
     load_integer,
-    long_row,
     narrow_block,
-    short_row,
     small_block,
     store,
+    transpose,
 )
 
 TILE = 128
@@ -42,11 +41,9 @@ ADDRESS, GRADIENT, SIZE, STEP, FIRST_STATE, SECOND_STATE, THIRD_STATE, LAST_GRAD
 """Of a parameter: its size, and addresses, 0 if it has none. The last gradient is that of the last step."""
 LAYERS, NUM_LAYERS, KINKS, PARAMETERS, NUM_PARAMETERS, SETTING, ENDS, NUM_ENDS, SPARE = range(9)
 """Of a group of networks: tables of layers and parameters, which layers are the last of a network, spare memory."""
-RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE = range(9)
-"""Of a parameter: the settings of its optimizer."""
-SETTINGS = 9
-"""Columns of a table of settings."""
-PRODUCT, OUTER, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(6)
+RATE, DECAY, KEPT, BETA, SECOND_BETA, EPS, MOMENTUM, IS_NESTEROV, RULE, SETTINGS = range(10)
+"""Of a parameter: the settings of its optimizer, and how many there are."""
+PRODUCT, FORWARD, BACKWARD, EVALUATION, OPTIMIZER = range(5)
 """Addresses of functions."""
 ADAM, RMSPROP, RMSPROP_TF, SGD = range(4)
 TANH, RELU, ELU, SILU, GELU, IDENTITY = range(6)
@@ -110,36 +107,35 @@ def add_product(a, row, column, b, b_stride, c, c_stride, m, n, columns, spare):
 
     There is spare memory for four vectors: of c, nothing is touched behind its columns.
     """
-    for i in range(0, m, 4):
-        is_whole, j = m - i >= 4, np.int64(0)
-        while columns - j >= WIDTH:
-            left, x, y, z = columns - j, a + 4 * i * row, b + 4 * j, c + i * c_stride + 4 * j
-            vectors = MOST if left >= MOST * WIDTH else (2 if left >= 2 * WIDTH and is_whole else 1)
-            if is_whole and vectors == MOST:
-                large_block(x, row, column, y, b_stride, z, c_stride, n)
-            elif is_whole and vectors == 2:
-                small_block(x, row, column, y, b_stride, z, c_stride, n)
-            elif is_whole:
-                narrow_block(x, row, column, y, b_stride, z, c_stride, n)
-            for r in range(0 if is_whole else m - i):
-                if vectors == MOST:
-                    long_row(x + 4 * r * row, row, column, y, b_stride, z + r * c_stride, c_stride, n)
-                else:
-                    short_row(x + 4 * r * row, row, column, y, b_stride, z + r * c_stride, c_stride, n)
+    i = np.int64(0)
+    while i < m:
+        is_whole, j = np.int64(m - i >= 4), np.int64(0)
+        num_rows, own, c_step = 1 + 3 * is_whole, is_whole * row, is_whole * c_stride  # one is all four of a block
+        while j < columns:
+            left, x, y, z, z_stride = columns - j, a + 4 * i * row, b + 4 * j, c + i * c_stride + 4 * j, c_step
+            if left < WIDTH:
+                z, z_stride = spare, np.int64(4 * WIDTH)
+                fill(spare, 4 * WIDTH, 0.0)
+            vectors = MOST if left >= MOST * WIDTH else (2 if left >= 2 * WIDTH else 1)
+            if vectors == MOST:
+                large_block(x, own, column, y, b_stride, z, z_stride, n)
+            elif vectors == 2:
+                small_block(x, own, column, y, b_stride, z, z_stride, n)
+            else:
+                narrow_block(x, own, column, y, b_stride, z, z_stride, n)
+            for r in range(num_rows if left < WIDTH else 0):
+                for k in range(left):
+                    add(c + (i + r) * c_stride, j + k, load(spare + 4 * r * WIDTH, k))
             j += vectors * WIDTH
-        for r in range(i, min(i + 4, m) if j < columns else i):
-            fill(spare, WIDTH, 0.0)
-            short_row(a + 4 * r * row, row, column, b + 4 * j, b_stride, spare, 0, n)
-            for k in range(columns - j):
-                add(c + r * c_stride, j + k, load(spare, k))
+        i += num_rows
 
 
 def add_gradient(functions, by, source, gradient, outputs, inputs, size, spare):
     """Add by·sourceᵀ to a gradient, [outputs, size]·[size, inputs], in spare memory for what is transposed."""
     stride = 4 * round_up(inputs)
-    for j in range(inputs):
-        for i in range(size):
-            store(spare + i * stride, j, load(source + j * ROW, i))
+    for j in range(0, inputs, WIDTH):  # in whole vectors, of what is behind as well
+        for i in range(0, size, WIDTH):
+            transpose(source + j * ROW + 4 * i, ROW, spare + i * stride + 4 * j, stride)
     product = by, TILE, 1, spare, stride, gradient, 4 * inputs, outputs, size, inputs, spare + size * stride
     call(get(functions, 0, PRODUCT), product)
 
@@ -237,9 +233,8 @@ def run_backward(functions, group, size):
         for r in range(outputs if kind != IDENTITY else 0):
             own = get(layers, k, SUMS) + r * ROW, get(layers, k, VALUES) + r * ROW
             multiply_slopes(kind, load(kinks, k), own[0], own[1], by + r * ROW, size)
-        gradient = get(parameters, weight, GRADIENT)
-        if gradient:
-            call(get(functions, 0, OUTER), (functions, by, source, gradient, outputs, inputs, size, spare))
+        if get(parameters, weight, GRADIENT):
+            add_gradient(functions, by, source, get(parameters, weight, GRADIENT), outputs, inputs, size, spare)
         by_bias = get(parameters, bias, GRADIENT) if bias >= 0 else 0
         for r in range(outputs if by_bias else 0):
             total = 0.0
@@ -624,7 +619,7 @@ def report(totals, count, options, results, row):
 
 
 def run_epoch(tables, options, rollout, order, ends, totals, results):
-    """Make all steps of an epoch, until one is not to be made; return how many minibatches were seen."""
+    """Make all steps of an epoch, until one is not to be made."""
     functions, group, rows, numbers = tables[0], tables[1], tables[2], tables[6]
     normalizes, is_on_policy = load_double(options, NORMALIZES) != 0, np.int64(load_double(options, IS_ON_POLICY))
     end = np.int64(0)
@@ -643,7 +638,6 @@ def run_epoch(tables, options, rollout, order, ends, totals, results):
                 totals[k] += load(rows + TOTALS * ROW, k)
         report(totals, end - first, options, results, row)
         if results[row, HAS_STOPPED] != 0.0:
-            return row + 1
+            return
         call(get(functions, 0, OPTIMIZER), (group, options, numbers))
         results[row, GRAD_NORM] = load(numbers, NORM)
-    return len(results)

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -10,40 +9,23 @@ import torch
 from benchmarks import harness
 from benchmarks.providers import REGISTRY, Expected, Provider
 from benchmarks.results import Row, describe_failure, make_row
-from benchmarks.workloads import ESTIMATORS, LAYOUTS, VARIANTS, Inputs, Workload, count_bytes, draw_inputs
+from benchmarks.settings import TABLE, combine
+from benchmarks.workloads import ESTIMATORS, Inputs, Workload, count_bytes, draw_inputs
 from rl_triton_core.testing import relative_error
 
 TOLERANCE = 1e-5  # the largest ‖x − exact‖ / ‖exact‖ of an arm that counts; float32 loops stay well below
 LARGEST_COMPILED = 1 << 27
 MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64  # of a rollout with more cells only some environments are verified
 LOOP_LONGEST = 1024
-Shape = tuple[int, int]
-
-SWEEP_SHAPES: tuple[Shape, ...] = (
-    (64, 512), (128, 1024), (256, 1024), (512, 128), (512, 512), (512, 2048), (512, 4096), (4096, 128), (4096, 512),
-    (4096, 2048), (16384, 128), (16384, 512),
-)  # fmt: skip
-HEADLINE: Shape = (4096, 128)
-SHORT_ROWS = [(envs, steps) for steps, envs in product((8, 16, 32, 64, 128), (4096, 8192, 16384, 32768))]
-LONGER_ROWS = list(product((128, 1024, 4096), (128, 256, 512, 1024, 2048, 4096, 8192)))
-RETRACE_SHAPES = [(512, steps) for steps in (512, 1024, 2048, 4096, 8192)]
-LONG_SHAPES: tuple[Shape, ...] = ((64, 65536), (16, 262144), (1, 1048576), (8, 131072))
-LENGTHENING = [(16, steps) for steps in (1024, 4096, 16384, 65536, 131072, 1048576)]
-LARGE_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (65536, 512))
-HUGE_SHAPE: Shape = (65536, 32896)
-CPU_SHAPES: tuple[Shape, ...] = ((1, 2048), (8, 2048), (4096, 128))
-FLAG_SHAPES: tuple[Shape, ...] = ((16384, 512), (4096, 2048), (512, 4096))
-FLAG_DTYPES = ("bool", "uint8", "bfloat16", "float32")
-TINY_SHAPES: tuple[Shape, ...] = ((5, 16), (3, 33))
+HEADLINE, TINY_SHAPES = (4096, 128), ((5, 16), (3, 33))
 
 
 class Suite(NamedTuple):
-    """Workloads, and the arms that are measured besides the floors."""
+    """Workloads, the arms that are measured besides the floors, and those whose ratios to ours are on the page."""
 
     workloads: Sequence[Workload]
-    providers: tuple[str, ...]
-    shown: tuple[str, ...] = ()
-    """The arms whose ratios to ours are on the page, docs/benchmarks.md, which says what is aimed at."""
+    providers: Sequence[str]
+    shown: Sequence[str] = ()
     device: str = "cuda"
 
     @property
@@ -136,71 +118,17 @@ def list_tensors(found: Any) -> list[torch.Tensor]:
     return [found] if isinstance(found, torch.Tensor) else [x for x in found if x is not None]
 
 
-def combine_workloads(
-    shapes: Iterable[Shape],
-    estimators: Iterable[str] = ESTIMATORS,
-    layouts: Iterable[str] = LAYOUTS,
-    truncated: Iterable[bool] = (False,),
-    dtype: str = "float32",
-    flags: Iterable[str] = ("bool",),
-) -> list[Workload]:
-    """Every combination that there is, each once; shapes last, so that what compiles alike comes together."""
-    combinations = product(estimators, flags, truncated, layouts, shapes)
-    found = (Workload(name, *shape, layout, cut, dtype, flag) for name, flag, cut, layout, shape in combinations)
+def combine_workloads(lines: Iterable[Sequence[Any]]) -> list[Workload]:
+    """Those of lines as the table has them, each once; shapes last, so that what compiles alike comes together."""
+    named = [[[*ESTIMATORS] if x == "all" else x for x in line] for line in lines]
+    found = (Workload(**values) for values in combine(TABLE["calls"]["names"], named))
     return list(dict.fromkeys(workload for workload in found if workload.spec.truncates or not workload.truncated))
 
 
-ENV_MAJOR, BOTH = ("env-major",), (False, True)
-LONG_ESTIMATORS = ("gae", "eligibility_traces")
-SUITES = {
-    "headline": Suite(
-        combine_workloads([HEADLINE], layouts=ENV_MAJOR, truncated=BOTH),
-        ("ours", "ours_out", "ours_annealed", "loop", "compiled_scan", "flat_triton", "torchrl"),
-        ("ours_annealed", "compiled_scan", "flat_triton", "loop"),
-    ),
-    "sweep": Suite(
-        combine_workloads(SWEEP_SHAPES, truncated=BOTH),
-        ("ours", "flat_triton", "compiled_scan", "loop", "torchrl"),
-        ("flat_triton", "compiled_scan"),
-    ),
-    "rows": Suite(
-        combine_workloads([*SHORT_ROWS, *LONGER_ROWS], ["gae_advantages"], ENV_MAJOR),
-        ("ours_out", "cuda_rows", "cuda_rows_by_four"),
-        ("cuda_rows", "cuda_rows_by_four"),
-    ),
-    "retrace_long": Suite(
-        combine_workloads(RETRACE_SHAPES, ["retrace"], ENV_MAJOR),
-        ("ours", "ours_out", "compiled_scan", "flat_triton"),
-        ("flat_triton", "compiled_scan"),
-    ),
-    "long": Suite(
-        [
-            *combine_workloads(LONG_SHAPES, LONG_ESTIMATORS, ENV_MAJOR),
-            *combine_workloads(LONG_SHAPES, ["gae"], ["time-major"]),
-            *combine_workloads(LENGTHENING, ["gae"], ENV_MAJOR),
-        ],
-        ("ours", "flat_triton", "blocks_triton"),
-        ("flat_triton", "blocks_triton"),
-    ),
-    "large": Suite(combine_workloads(LARGE_SHAPES), ("ours", "ours_out")),
-    "flags": Suite(
-        combine_workloads(FLAG_SHAPES, ["gae"], flags=FLAG_DTYPES), ("ours", "flat_triton"), ("flat_triton",)
-    ),
-    "bf16": Suite(combine_workloads([HEADLINE, (16384, 512)], dtype="bfloat16"), ("ours", "ours_out")),
-    "variants": Suite(
-        combine_workloads([HEADLINE, *LARGE_SHAPES[:2], LONG_SHAPES[0]], VARIANTS, ENV_MAJOR),
-        ("ours", "flat_triton"),
-        ("flat_triton",),
-    ),
-    "huge": Suite(
-        [
-            Workload("prefix_sum", *HUGE_SHAPE, dtype="bfloat16"),
-            Workload("gae", *HUGE_SHAPE, "time-major", dtype="bfloat16"),
-        ],
-        ("ours",),
-    ),
-    "cpu": Suite(
-        combine_workloads(CPU_SHAPES), ("ours", "ours_out", "loop", "numpy", "numba", "sb3", "torchrl"), device="cpu"
-    ),
-}
+def read_suite(table: dict[str, Any]) -> Suite:
+    device = "cpu" if "cpu" in table else "cuda"
+    return Suite(combine_workloads(table[device]), table["arms"], table.get("shown", ()), device)
+
+
+SUITES = {name: read_suite(table) for name, table in TABLE["calls"]["suites"].items()}
 ON_GPU = {name: suite for name, suite in SUITES.items() if suite.device == "cuda"}

@@ -267,7 +267,7 @@ def describe_rllib() -> str:
 def describe_training() -> str:
     """How much faster whole training with Stable-Baselines3 is, and updates of other frameworks."""
     gains: dict[str, list[Row]] = {}
-    for place, on_cpu in itertools.product(EXPECTED.values(), (True, False)):
+    for place, on_cpu in itertools.product(GAINS["expected"].values(), (True, False)):
         rows = select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")
         gains.setdefault("CPU" if on_cpu else "GPU", []).extend(rows[-1:])
     ranges = ", ".join(f"{describe_range(rows)} times as fast on a {device}" for device, rows in gains.items())
@@ -396,51 +396,15 @@ def estimate_isaac_lab() -> tuple[list[float], list[list[str]]]:
 
 # --- README.md --------------------------------------------------------------------------------------------------------
 
-PPO, OFF_POLICY = {"hidden": 64, "recompute": False}, {"gradient_steps": 1, "train_freq": 1}
-EIGHT = PPO | {"num_envs": 8, "num_steps": 256, "minibatches": 32}
-EXPECTED: dict[str, tuple[str, dict[str, Any]]] = {  # what users of Stable-Baselines3 have, and where it is measured
-    "PPO, CartPole, defaults: 1 environment": ("sb3", PPO | {"num_envs": 1, "num_steps": 2048, "env": "CartPole-v1"}),
-    "PPO, CartPole, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "CartPole-v1"}),
-    "PPO, Hopper, RL Zoo's settings": ("sb3", {"env": "Hopper-v5, RL Zoo"}),
-    "PPO, HalfCheetah, RL Zoo's settings": ("sb3", {"env": "HalfCheetah-v5, RL Zoo"}),
-    "PPO, CartPole, 64 environments, 4 epochs": ("sb3", PPO | {"num_envs": 64, "env": "CartPole-v1"}),
-    "PPO, Pendulum, 8 environments, 10 epochs": ("sb3", EIGHT | {"env": "Pendulum-v1"}),
-    "PPO, Pendulum, 16 environments, 10 epochs": ("sb3", PPO | {"num_envs": 16, "env": "Pendulum-v1"}),
-    "PPO, images (`CnnPolicy`), 8 environments": ("sb3", PPO | {"env": "CartPole-v1, drawn"}),
-    "MaskablePPO, CartPole, 8 environments": ("sb3", EIGHT | {"env": "CartPole-v1, MaskablePPO"}),
-    "RecurrentPPO, CartPole": ("sb3", PPO | {"env": "CartPole-v1, RecurrentPPO"}),
-    "A2C, CartPole, 8 environments": ("sb3", PPO | {"env": "CartPole-v1, A2C"}),
-    "SAC, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "SAC"}),
-    "TD3, Pendulum": ("off_policy", OFF_POLICY | {"algorithm": "TD3"}),
-    "DQN, CartPole, updates every 4 steps": ("off_policy", OFF_POLICY | {"algorithm": "DQN", "train_freq": 4}),
-}
-LEARNERS = {
-    title: ("off_policy", OFF_POLICY | {"algorithm": title.partition(",")[0]})
-    for title in ("DDPG, Pendulum", "TQC, Pendulum", "QRDQN, CartPole", "CrossQ, Pendulum")
-}
-"""The same of further off-policy algorithms."""
-ON_DEVICE = {
-    f"CartPole, {envs} environments, {units} units": ("cleanrl", {"num_envs": envs, "hidden": units})
-    for envs, units in ((64, 64), (256, 64), (1024, 128), (4096, 64), (16384, 128))
-}
-"""The same of a single-file PPO whose environments are tensors."""
-
-
-FIRST: dict[str, tuple[str, dict[str, Any], bool]] = {  # a row for each kind of user, and whether it is of a CPU
-    "PPO, CartPole, Stable-Baselines3's defaults": (*EXPECTED["PPO, CartPole, defaults: 1 environment"], True),
-    "PPO, Hopper, settings of RL Zoo": (*EXPECTED["PPO, Hopper, RL Zoo's settings"], True),
-    "PPO, image observations, Stable-Baselines3": (*EXPECTED["PPO, images (`CnnPolicy`), 8 environments"], False),
-    "SAC, Pendulum, Stable-Baselines3's defaults": (*EXPECTED["SAC, Pendulum"], False),
-    "PPO, CartPole, RLlib's defaults": ("rllib_training", {"num_envs": 1, "num_epochs": 30}, True),
-    "PPO, RSL-RL, 4096 environments: the update": ("robotics", ROBOTICS | {"package": "rsl_rl"} | PLAIN, False),
-}
+GAINS = json.loads((ROOT / "benchmarks" / "gains.json").read_text(encoding="utf-8"))
+"""Rows of tables: a title, the benchmark, and what its setting has; the first table also says on which device."""
 
 
 def list_first() -> str:
-    """The rows of FIRST, and how much faster an update makes training where simulation takes time too."""
+    """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
     lines, places, used = [], dict[str, None](), list[Row]()
-    for title, (benchmark, setting, on_cpu) in FIRST.items():
-        machine, result, rows = find_expected(benchmark, setting, on_cpu)
+    for title, (benchmark, setting, device) in GAINS["first"].items():
+        machine, result, rows = find_expected(benchmark, setting, device == "CPU")
         lines.append([f"{title}, {name_device(machine)}", *list_gain(rows)])
         places[name_place(machine, result)] = None
         used += rows
@@ -455,10 +419,10 @@ def list_first() -> str:
 PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
 
 
-def list_expected(settings: dict[str, tuple[str, dict[str, Any]]] = EXPECTED) -> str:
+def list_expected(table: str) -> str:
     """Steps of environments per second in whole training, on a CPU and on a GPU."""
     lines, places, used = list[list[str]](), dict[str, None](), list[Row]()
-    for title, place in settings.items():
+    for title, place in GAINS[table].items():
         lines.append([title])
         for on_cpu in (True, False):
             machine, result, rows = find_expected(*place, on_cpu)
@@ -519,9 +483,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
     "training": describe_training,
     "rllib_gain": describe_rllib,
-    "expected": list_expected,
-    "on_device": partial(list_expected, ON_DEVICE),
-    "off_policy_gain": partial(list_expected, LEARNERS),
+    **{name: partial(list_expected, name) for name in GAINS},
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "versions": list_versions,
     "sizes": describe_sizes,
@@ -581,10 +543,10 @@ def draw_speed_up(machine: str) -> Figure:
 
 def draw_expected() -> Figure:
     """How many times faster whole training is: a bar for each device, narrow enough for a phone."""
-    figure, (panel,) = make_panels(1, 1, 4.4, 0.52 * len(EXPECTED))
+    figure, (panel,) = make_panels(1, 1, 4.4, 0.52 * len(GAINS["expected"]))
     panel.axvline(1, color=PALE, linewidth=0.8)
     height = 0.0
-    for title, place in EXPECTED.items():
+    for title, place in GAINS["expected"].items():
         panel.text(0.05, height, title.replace("`", ""), va="center")
         for on_cpu, color in ((True, ACCENT), (False, GREEN)):
             for row in select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")[-1:]:

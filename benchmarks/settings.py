@@ -7,7 +7,8 @@ It may say how many seconds a setting is measured, and in how many rounds.
 import importlib.util
 import json
 from argparse import Namespace
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,9 +37,17 @@ def read_settings(benchmark: str, where: str, kind: type[Setting] = Setting, **m
     """Those of "cpu", "cuda" or "quick", and whatever else each is to have."""
     table = TABLE[benchmark]
     lines = [line for devices, lines in table.items() if where in devices.split() for line in lines]
-    combinations = [x for line in lines for x in product(*(x if isinstance(x, list) else [x] for x in line))]
-    found = [kind(**dict(zip(table["names"], values, strict=True)), **more) for values in combinations]
+    found = [kind(**values, **more) for values in combine(table["names"], lines)]
     return [x for x in found if where == "quick" or x.is_possible()]
+
+
+def combine(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """All combinations of the values in each line, by name; where a column has several names, a value is a list."""
+    for line in lines:
+        for values in product(*(x if isinstance(x, list) else [x] for x in line)):
+            columns = zip(names, values, strict=True)
+            pairs = (zip(x.split(), value if " " in x else [value], strict=True) for x, value in columns)
+            yield dict(chain.from_iterable(pairs))
 
 
 def complete_options(benchmark: str, options: Namespace) -> Namespace:

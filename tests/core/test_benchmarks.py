@@ -14,15 +14,16 @@ pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_t
 
 from benchmarks import __main__ as runner
 from benchmarks import calls, harness, results, token_log_probs
-from benchmarks.calls import LONG_ESTIMATORS, SUITES, combine_workloads
+from benchmarks.calls import SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, others
 from benchmarks.results import make_row
 from benchmarks.workloads import VARIANTS, Workload, count_bytes, draw_inputs, select_envs
 
-TINY = combine_workloads([(3, 17), (2, 1)], truncated=(False, True))
+WALKED, BOTH = ("gae", "eligibility_traces"), ["env-major", "time-major"]
+TINY = combine_workloads([["all", "float32", "bool", [False, True], BOTH, [(3, 17), (2, 1)]]])
 SMALL = [workload for workload in TINY if workload.num_steps > 1]
-FURTHER = combine_workloads([(3, 17)], VARIANTS, truncated=(False, True))
-HALF = combine_workloads([(3, 17)], dtype="bfloat16")
+FURTHER = combine_workloads([[[*VARIANTS], "float32", "bool", [False, True], BOTH, [(3, 17)]]])
+HALF = combine_workloads([["all", "bfloat16", "bool", False, BOTH, [(3, 17)]]])
 
 
 def measure_error(name, workload):
@@ -56,7 +57,7 @@ def test_the_flat_kernels_agree(workload):
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
-@pytest.mark.parametrize("workload", combine_workloads([(2, 9)], LONG_ESTIMATORS), ids=str)
+@pytest.mark.parametrize("workload", [Workload(x, 2, 9, layout) for x in WALKED for layout in BOTH], ids=str)
 def test_a_row_in_blocks_agrees(workload, monkeypatch):
     """Its state goes from block to block."""
     flat_triton = pytest.importorskip("benchmarks.providers.flat_triton")

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from benchmarks import rllib_training
 from benchmarks.end_to_end.sb3 import find_class, make_task
 from benchmarks.results import Row, make_row
 from benchmarks.settings import TABLE, Setting
@@ -211,28 +212,20 @@ def make_envs(setting: Setting) -> Any:
     return make_vec_env(setting.task, setting.num_envs)
 
 
+RLLIB = {"minibatch_size": 256, "vf_clip_param": 1e9, "use_kl_loss": False, "lambda_": 0.95, "clip_param": 0.2}
+
+
 def train_rllib(run: tuple[Setting, str, int, str]) -> Outcome:
-    import ray
-    from ray.rllib.algorithms.ppo import PPOConfig
-
-    from rl_triton_adapters.rllib import enable_triton
-
     torch.set_num_threads(1)
     setting, arm, seed, _ = run
     steps = min(2048, setting.total_steps)
-    config = PPOConfig().environment(setting.task).debugging(seed=seed, log_level="ERROR")
-    config.env_runners(num_env_runners=0, num_envs_per_env_runner=setting.num_envs).learners(num_learners=0)
-    config.training(train_batch_size_per_learner=steps, minibatch_size=256, num_epochs=10, lr=3e-4)
-    config.training(vf_clip_param=1e9, use_kl_loss=False, lambda_=0.95, clip_param=0.2)
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
-        algorithm = (config if arm == "stock" else enable_triton(config)).build_algo()
+    given = {"env": setting.task, "num_envs": setting.num_envs, "train_batch_size": steps, "num_epochs": 10}
+    with rllib_training.local_ray():
+        algorithm = rllib_training.build_algorithm(arm, Setting(**given), "cpu", seed, **RLLIB)
         if arm == "ours" and "updates are compiled" not in (x := algorithm.learner_group._learner.describe()):
             raise RuntimeError(x)
         returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(setting.total_steps // steps)]
         return Outcome(arm, sum(returns) / len(returns), returns[-1])
-    finally:
-        ray.shutdown()
 
 
 SUITES = {"sb3": Comparison(train_sb3), "rllib": Comparison(train_rllib)}

@@ -402,39 +402,36 @@ GAINS = json.loads((ROOT / "benchmarks" / "gains.json").read_text(encoding="utf-
 
 def list_first() -> str:
     """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
-    lines, places, used = [], dict[str, None](), list[Row]()
-    for title, (benchmark, setting, device) in GAINS["first"].items():
-        machine, result, rows = find_expected(benchmark, setting, device == "CPU")
-        lines.append([f"{title}, {name_device(machine)}", *list_gain(rows)])
-        places[name_place(machine, result)] = None
-        used += rows
+    lines, where = list_gains("first")
     wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
     estimate = f"{min(wholes)} to {max(wholes)}, estimated"
     lines.append(["the same in training with Isaac Lab, by task, GPU", "", estimate])
     table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
-    note = f"Whole training, environments included, but for that update. Medians and quartiles, on {', '.join(places)}"
-    return f"{table}\n\n{note}; {name_commits(used)}."
+    return f"{table}\n\nWhole training, environments included, but for that update. Medians and quartiles, {where}"
 
 
 PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
 
 
-def list_expected(table: str) -> str:
+def list_expected(name: str) -> str:
     """Steps of environments per second in whole training, on a CPU and on a GPU."""
-    lines, places, used = list[list[str]](), dict[str, None](), list[Row]()
-    for title, place in GAINS[table].items():
-        lines.append([title])
-        for on_cpu in (True, False):
-            machine, result, rows = find_expected(*place, on_cpu)
-            lines[-1] += list_gain(rows)
-            used += rows
-            if rows:
-                places[name_place(machine, result)] = None
+    lines, where = list_gains(name)
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    return join_parts(
-        [table, f"Medians, with quartiles in brackets, on {', '.join(places)}; {name_commits(used)}. {PAIRED}"]
-    )
+    return f"{table}\n\nMedians, with quartiles in brackets, {where} {PAIRED}"
+
+
+def list_gains(name: str) -> tuple[list[list[str]], str]:
+    """A line for each title, and the machines and commits of all."""
+    lines, places, used = list[list[str]](), dict[str, None](), list[Row]()
+    for title, (benchmark, setting, *devices) in GAINS[name].items():
+        lines.append([", ".join([title, *devices])])
+        for device in devices or ("CPU", "GPU"):
+            machine, result, rows = find_expected(benchmark, setting, device == "CPU")
+            lines[-1] += list_gain(rows)
+            places |= {name_place(machine, result): None} if rows else {}
+            used += rows
+    return lines, f"on {', '.join(places)}; {name_commits(used)}."
 
 
 def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tuple[str, Result, list[Row]]:

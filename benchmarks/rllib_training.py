@@ -7,6 +7,7 @@ stepped as often as in an iteration, with the same actions each time: no trainin
 import random
 from argparse import Namespace
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,17 +23,13 @@ from rl_triton_core.testing import assert_close
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Milliseconds of an iteration, and how many times faster ours is."""
     import gymnasium as gym
-    import ray
 
-    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    try:
+    with local_ray():
         algorithms = {arm: build_algorithm(arm, setting, options.device) for arm in ("stock", "ours")}
         check_arms(algorithms)
         times = harness.time_rounds({arm: x.train for arm, x in algorithms.items()}, options)
         ours = algorithms["ours"]
         note = f"{ours.learner_group._learner.describe()}; {ours.env_runner.describe()}"
-    finally:
-        ray.shutdown()
     for arm, found in times.items():
         yield make_row(arm, "iteration", "ms", [x / 1e3 for x in found])
     yield harness.make_ratio("ours", "speed-up", times, note)
@@ -43,15 +40,27 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     yield make_row("environments alone", "iteration", "ms", [harness.time_call(alone, "cpu") / 1e3 for _ in range(7)])
 
 
-def build_algorithm(arm: str, setting: Setting, device: str) -> Any:
+@contextmanager
+def local_ray() -> Iterator[None]:
+    import ray
+
+    ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def build_algorithm(arm: str, setting: Setting, device: str, seed: int = 0, **training: Any) -> Any:
     from ray.rllib.algorithms.ppo import PPOConfig
 
     from rl_triton_adapters.rllib import enable_triton
 
-    config = PPOConfig().environment(setting.env).debugging(seed=0, log_level="ERROR")
+    config = PPOConfig().environment(setting.env).debugging(seed=seed, log_level="ERROR")
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=setting.num_envs)
     config.learners(num_learners=0, num_gpus_per_learner=int(device == "cuda"))
     config.training(train_batch_size_per_learner=setting.train_batch_size, num_epochs=setting.num_epochs, lr=3e-4)
+    config.training(**training)
     return (config if arm == "stock" else enable_triton(config)).build_algo()
 
 

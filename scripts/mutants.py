@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
@@ -188,14 +189,19 @@ def test_mutant(mutant: Mutant, copy: Path, cache: str) -> None:
 
 def find_test_files(mutant: Mutant) -> list[str]:
     """Those that may have such tests: all words of the expression are in them, or ids of an estimator."""
-    ids = (ROOT / "tests/cases.py").read_text()
+    ids = read_test("tests/cases.py")
     expression = re.sub(r"not \w+", "True", mutant.tests)
 
     def may_have(file: str) -> bool:
-        text = file + (ROOT / file).read_text() + ids
+        text = file + read_test(file) + ids
         return eval(re.sub(r"(?!and\b|or\b|True\b)\b\w+", lambda word: str(word[0] in text), expression))
 
     return [file for file in (ADAPTER_TESTS if is_of_adapter(mutant) else CORE_TESTS) if may_have(file)]
+
+
+@cache
+def read_test(file: str) -> str:
+    return (ROOT / file).read_text()
 
 
 def apply_mutant(mutant: Mutant, copy: Path) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import numpy as np
+import pytest
 import torch
 from torch.distributions import Distribution
 
@@ -99,3 +100,12 @@ def interrupted(count, *functions):
         yield
     finally:
         sys.setprofile(None)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Networks this small lose time to several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -1,12 +1,3 @@
 """Networks this small lose time to several threads."""
 
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from process_state import one_thread  # noqa: F401

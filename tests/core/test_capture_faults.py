@@ -39,16 +39,8 @@ def swap_activation(training):
     training.model[1], training.kept = getattr(training, "kept", nn.ReLU()), training.model[1]
 
 
-def toggle_hook(training):
-    if hasattr(training, "hook"):
-        training.hook.remove()
-    else:
-        training.hook = training.model[0].register_forward_hook(lambda module, inputs, output: 2 * output)
-
-
 CHANGES = {
     "activation": (swap_activation, swap_activation),
-    "hook": (toggle_hook, toggle_hook),
     "frozen layer": (lambda x: x.model[0].requires_grad_(False), lambda x: x.model[0].requires_grad_(True)),
     "layer's mode": (lambda x: x.model[2].eval(), lambda x: x.model[2].train()),
     "layer's number": (lambda x: setattr(x.model[2], "p", 0.1), lambda x: setattr(x.model[2], "p", 0.5)),
@@ -253,18 +245,6 @@ def test_a_mixed_precision_context_around_the_call(monkeypatch, batch):
         training.step(*batch, 1.0)
     losses = {x.item() for x in losses[: capture.WARM_UPS]}
     assert len(losses) == capture.WARM_UPS  # each saw the parameters of the one before
-
-
-def test_anomaly_detection_is_said(monkeypatch, batch):
-    training = make_captured(monkeypatch)
-    told = pytest.warns(RuntimeWarning, match="anomaly detection is on")
-    with torch.autograd.detect_anomaly(check_nan=False), told as found:
-        training.step(*batch, 1.0)
-        training.step(*batch, 1.0)
-    assert len(found) == 1
-    assert not training.step.captured
-    training.step(*batch, 1.0)
-    assert training.step.captured
 
 
 def test_an_obstacle_on_another_device_than_the_cpu_is_said_at_once(recwarn):

@@ -174,28 +174,21 @@ def test_reparametrizations_that_come_and_go(name, device, monkeypatch):
         assert step.reason == "" and step.captured
 
 
-class CountDispatches(TorchDispatchMode):
-    """Counts operations, as profilers and counters of floating-point operations do."""
+def count_operations(base, method):
+    """A mode that counts them, as profilers and counters of floating-point operations do."""
 
-    number = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+    def count(self, function, types, args=(), kwargs=None):
         self.number += 1
         return function(*args, **(kwargs or {}))
 
-
-class CountFunctions(TorchFunctionMode):
-    number = 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        self.number += 1
-        return function(*args, **(kwargs or {}))
+    return type("Counting", (base,), {"number": 0, method: count})
 
 
 CONTEXTS = {
     "hooks of saved tensors": lambda: saved_tensors_hooks(halve, lambda x: x),
-    "a TorchDispatchMode": CountDispatches,
-    "a TorchFunctionMode": CountFunctions,
+    "a TorchDispatchMode": count_operations(TorchDispatchMode, "__torch_dispatch__"),
+    "a TorchFunctionMode": count_operations(TorchFunctionMode, "__torch_function__"),
+    "anomaly detection": lambda: torch.autograd.detect_anomaly(check_nan=False),
 }
 
 

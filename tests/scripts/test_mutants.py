@@ -19,13 +19,9 @@ def lay_out(text):
 
 
 @pytest.mark.parametrize("mutant", CASES)
-def test_a_mutant_breaks_one_place(mutant):
+def test_a_mutant_breaks_one_place_and_has_tests(mutant):
     text = (ROOT / mutant.file).read_text()
     assert mutant.break_code(text) != lay_out(text)
-
-
-@pytest.mark.parametrize("mutant", CASES)
-def test_a_mutant_has_tests(mutant):
     assert mutants.find_test_files(mutant), f"no file has {mutant.tests}"
 
 

@@ -92,24 +92,6 @@ def test_optimizers_of_ones_own_are_captured(kind, monkeypatch):
     assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
 
 
-def anneal_clip(base):
-    class Annealed(base):
-        def before_gradient_based_update(self, *, timesteps):
-            self.config = self.config.copy(copy_frozen=False).training(clip_param=self.config.clip_param * 0.3)
-            super().before_gradient_based_update(timesteps=timesteps)
-
-    return Annealed
-
-
-def drop_critic(base):
-    class Actor(base):
-        def after_gradient_based_update(self, *, timesteps):
-            super().after_gradient_based_update(timesteps=timesteps)
-            self.config = self.config.copy(copy_frozen=False).training(use_critic=False)
-
-    return Actor
-
-
 def add_method(name, change):
     """A function that makes learner classes with this method of their own, which does something beside RLlib's."""
 
@@ -118,6 +100,16 @@ def add_method(name, change):
         return type("Own", (base,), {name: lambda self, *args, **kwargs: change(self, *args, method=method, **kwargs)})
 
     return own_method
+
+
+def anneal_clip(self, *, method, **kwargs):
+    self.config = self.config.copy(copy_frozen=False).training(clip_param=self.config.clip_param * 0.3)
+    method(self, **kwargs)
+
+
+def drop_critic(self, *, method, **kwargs):
+    method(self, **kwargs)
+    self.config = self.config.copy(copy_frozen=False).training(use_critic=False)
 
 
 def scale_gradients(self, *args, method, **kwargs):
@@ -145,8 +137,8 @@ def count_minibatches(self, batch, method):
     ("change", "is_capturable"),
     [
         (partial(own_optimizer, kind="adamw", optimizer_name="own"), True),
-        (anneal_clip, True),
-        (drop_critic, True),
+        (add_method("before_gradient_based_update", anneal_clip), True),
+        (add_method("after_gradient_based_update", drop_critic), True),
         (add_method("filter_param_dict_for_optimizer", scale_gradients), False),
         (add_method("get_optimizers_for_module", lambda *_, **__: []), False),
         (add_method("get_optimizer", anneal_learning_rate), False),

@@ -15,6 +15,7 @@ import torch
 from gpu_checks import GPU
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 from compilations import count_compilations
 from gymnasium import spaces
 from recorded_graphs import allow_captures
@@ -47,19 +48,15 @@ class OtherActions(gym.ActionWrapper):
         self.action_space = space
 
     def action(self, action):
-        return int(action[0] > 0)
+        return int(np.ravel(action)[0] > 0)
 
 
-class MaskedActions(gym.ActionWrapper):
-    """CartPole with any actions, of which others are allowed at every step, and at least one of each kind."""
+class MaskedActions(OtherActions):
+    """Any actions, of which others are allowed at every step, and at least one of each kind."""
 
     def __init__(self, space, sizes):
-        super().__init__(gym.make("CartPole-v1"))
-        self.action_space, self.sizes = space, sizes
-        self.rng = np.random.default_rng(0)
-
-    def action(self, action):
-        return int(np.ravel(action)[0]) % 2
+        super().__init__(space)
+        self.sizes, self.rng = sizes, np.random.default_rng(0)
 
     def action_masks(self):
         masks = [self.rng.random(size) < 0.5 for size in self.sizes]
@@ -494,6 +491,7 @@ MAKERS = {
     "a2c": partial(TritonA2C, "MlpPolicy", n_steps=8),
     "maskable": partial(TritonMaskablePPO, "MlpPolicy", n_steps=8, batch_size=8),
     "recurrent": partial(TritonRecurrentPPO, "MlpLstmPolicy", n_steps=8, batch_size=8),
+    "off-policy": partial(sb3_kinds.TritonDQN, "MlpPolicy", buffer_size=8),
 }
 
 

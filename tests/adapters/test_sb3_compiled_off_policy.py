@@ -11,7 +11,7 @@ import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
 from sb3_kinds import TritonDDPG, TritonDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
-from test_sb3_off_policy import FORMS, SAC, Goal, compare_models, draw_newest, is_discrete, normalize
+from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newest, is_discrete, normalize
 
 COMPILED = "updates are compiled"
 KINDS = [TritonDQN, TritonSAC, TritonTD3, TritonDDPG]
@@ -185,7 +185,7 @@ def test_acting_of_users_is_theirs(name):
 
 
 def test_dictionaries_are_left_alone():
-    models = train_both(TritonSAC, 60, env=lambda _: Goal(), policy="MultiInputPolicy")
+    models = train_both(TritonSAC, 60, env=lambda _: FLIPPING(), policy="MultiInputPolicy")
     assert "not compiled: observations are a Dict" in models[0].describe()
     compare_models(*models, 2e-5)
 

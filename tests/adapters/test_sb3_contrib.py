@@ -29,12 +29,6 @@ from rl_triton_adapters.sb3.contrib import TritonRecurrentPPO, process_sequences
 
 pytestmark = pytest.mark.covering
 
-SPACES = pytest.mark.parametrize("space", [BOX, DICT], ids=["plain", "dict"])
-
-
-def of_kind(module: object, kind: str, space: spaces.Space) -> type:
-    return getattr(module, f"{kind}{'Dict' if isinstance(space, spaces.Dict) else ''}RolloutBuffer")
-
 
 class Masked(gym.Wrapper):
     """CartPole whose cart may not be pushed on to the side that it is on."""
@@ -114,8 +108,6 @@ def test_accelerated_recurrent_ppo_trains_the_same_within_rounding(make_env):
     agent = learn(new_agent(TritonRecurrentPPO, make_env()))
     assert_close_agent(agent, learn(new_agent(RecurrentPPO, make_env())))
     assert not is_fused(agent.policy.optimizer) and "_process_sequence" not in vars(agent.policy)
-    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
-        new_agent(TritonRecurrentPPO, make_env(), enabled="on")
 
 
 class Fading(torch.nn.LSTM):
@@ -215,10 +207,12 @@ def test_loading_where_this_package_is_absent(tmp_path):
     assert printed == ["No module named 'rl_triton_adapters'", *map(str, asked)]
 
 
-@SPACES
-@pytest.mark.parametrize(("algorithm", "kind"), [(MaskablePPO, "TritonMaskable"), (TRPO, None)])
-def test_the_chooser(algorithm, kind, space):
-    expected = of_kind(ours, kind, space) if kind else rollout_buffer_class_for(space)
+CHOSEN = [(MaskablePPO, BOX, ours.TritonMaskableRolloutBuffer), (TRPO, BOX, TritonRolloutBuffer)]
+CHOSEN += [(MaskablePPO, DICT, ours.TritonMaskableDictRolloutBuffer), (TRPO, DICT, TritonDictRolloutBuffer)]
+
+
+@pytest.mark.parametrize(("algorithm", "space", "expected"), CHOSEN)
+def test_the_chooser(algorithm, space, expected):
     assert rollout_buffer_class_for(space, algorithm) is expected
     assert rollout_buffer_class_for(space, type("Mine", (algorithm,), {})) is expected
 

@@ -5,6 +5,7 @@ import dataclasses
 import re
 from collections import namedtuple
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import ClassVar
 from unittest import mock
@@ -25,6 +26,7 @@ from sb3_kinds import DQN, QRDQN, SAC, TD3, TritonCrossQ, TritonDDPG, TritonDQN,
 from sb3_kinds import OFF_POLICY as STOCK
 from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.noise import NormalActionNoise, OrnsteinUhlenbeckActionNoise
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
@@ -50,32 +52,6 @@ unless `eps` is larger.
 """
 
 
-class Goal(gym.Env):
-    """Go to a goal on a line, in HER's form."""
-
-    def __init__(self):
-        box = spaces.Box(-3, 3, (1,), np.float32)
-        self.observation_space = spaces.Dict(dict.fromkeys(("observation", "achieved_goal", "desired_goal"), box))
-        self.action_space = spaces.Box(-1, 1, (1,), np.float32)
-
-    def compute_reward(self, achieved, desired, info):
-        return -(np.abs(achieved - desired) > 0.3).astype(np.float32).reshape(-1)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.place, self.goal, self.steps = (self.np_random.uniform(-1, 1, 1).astype(np.float32) for _ in "abc")
-        self.steps = 0
-        return self.observe(), {}
-
-    def observe(self):
-        return {"observation": self.place, "achieved_goal": self.place, "desired_goal": self.goal}
-
-    def step(self, action):
-        self.place, self.steps = np.clip(self.place + 0.3 * action, -3, 3).astype(np.float32), self.steps + 1
-        reward = float(self.compute_reward(self.place, self.goal, {})[0])
-        return self.observe(), reward, False, self.steps == 10, {}
-
-
 class Screen(gym.ObservationWrapper):
     def __init__(self):
         super().__init__(gym.make("CartPole-v1"))
@@ -93,14 +69,15 @@ def make_noise():
     return NormalActionNoise(np.zeros(1), 0.2 * np.ones(1))
 
 
+FLIPPING = partial(BitFlippingEnv, 4, continuous=True, max_steps=10)
 CONTINUOUS = {
     "defaults": {},
     "several steps": {"gradient_steps": 3, "train_freq": 2, "learning_rate": lambda left: 1e-3 * left},
-    "by episodes": {"train_freq": (1, "episode"), "gradient_steps": -1, "env": Goal, "policy": "MultiInputPolicy"},
+    "by episodes": {"train_freq": (1, "episode"), "gradient_steps": -1, "env": FLIPPING, "policy": "MultiInputPolicy"},
     "n-step returns, noise": {"n_steps": 3, "action_noise": make_noise},
     "memory": {"optimize_memory_usage": True, "replay_buffer_kwargs": {"handle_timeout_termination": False}},
     "normalized": {"env": lambda: normalize("Pendulum-v1"), "gradient_steps": -1},
-    "hindsight": {"env": Goal, "policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer},
+    "hindsight": {"env": FLIPPING, "policy": "MultiInputPolicy", "replay_buffer_class": HerReplayBuffer},
 }
 OWN = {
     TritonSAC: {
@@ -175,6 +152,15 @@ def compare_models(ours, stock, tolerance):
     for name in logs:
         if name.startswith("train/"):
             np.testing.assert_allclose(logs[name], other[name], 1e3 * tolerance, 1e3 * tolerance, err_msg=name)
+
+
+def check_captured(kind, monkeypatch, *args, **options):
+    """Ours, which is captured and ends where stock does."""
+    allow_captures(monkeypatch)
+    ours, stock = train_both(kind, *args, **options)
+    assert ours.describe() == "updates are captured"
+    compare_models(ours, stock, 2e-5)
+    return ours
 
 
 @pytest.mark.parametrize("kind, name, options", CASES, ids=IDS)
@@ -254,12 +240,9 @@ ACTORS += [(kind, bend_layers, moment) for kind in (TritonTD3, TritonDQN) for mo
 
 @pytest.mark.parametrize("kind, change, moment", ACTORS)
 def test_an_actor_that_is_replaced_acts(kind, change, moment, monkeypatch):
-    allow_captures(monkeypatch)
     layers = {"activation_fn": torch.nn.LeakyReLU}
     at = {"change": explore_at_times, "callback": lambda: At(change, 30, moment)}
-    ours, stock = train_both(kind, 120, **at, policy_kwargs=layers)
-    assert ours.describe() == "updates are captured"
-    compare_models(ours, stock, 2e-5)
+    check_captured(kind, monkeypatch, 120, **at, policy_kwargs=layers)
 
 
 def replace_target(model):
@@ -382,11 +365,6 @@ def test_what_is_not_served_is_the_stock_algorithm(kind, options, reason):
         assert torch.equal(x, y)
 
 
-def test_the_switch_is_a_bool():
-    with pytest.raises(TypeError, match="enabled: got str, expected a bool"):
-        make_model(TritonTD3, enabled="fast")
-
-
 FIELDS = (*ReplayBufferSamples._fields, "indices")
 FORMS = [namedtuple("WithIndices", FIELDS), dataclasses.make_dataclass("AsDataclass", FIELDS)]
 
@@ -406,13 +384,9 @@ def draw_newest(form):
 @pytest.mark.parametrize("form", FORMS)
 def test_a_replay_buffer_may_draw_as_it_likes(form, monkeypatch):
     """No graph takes an array."""
-    own = draw_newest(form)
-    stock = train(TD3, replay_buffer_class=own)
-    compare_models(train(TritonTD3, replay_buffer_class=own), stock, 0)
-    allow_captures(monkeypatch)
-    captured = train(TritonTD3, replay_buffer_class=own)
-    compare_models(captured, stock, 2e-5)
-    assert captured.describe() == "updates are captured"
+    own = {"replay_buffer_class": draw_newest(form)}
+    compare_models(*train_both(TritonTD3, **own), 0)
+    check_captured(TritonTD3, monkeypatch, **own)
 
 
 def make_owner(kind):
@@ -512,11 +486,7 @@ class Normalised(BaseFeaturesExtractor):
 def test_no_two_branches_write_the_same_statistics(kind, share_features_extractor, monkeypatch):
     """Recorded graphs refuse it; without statistics there are branches."""
     told = {"features_extractor_class": Normalised, "share_features_extractor": share_features_extractor}
-    stock = train(STOCK[kind], 40, policy_kwargs=TOLD | told)
-    allow_captures(monkeypatch)
-    ours = train(kind, 40, policy_kwargs=TOLD | told)
-    assert ours.describe() == "updates are captured"
-    compare_models(ours, stock, 2e-5)
+    ours = check_captured(kind, monkeypatch, 40, policy_kwargs=told)
     assert ours._writes.are_there and not train(kind, 40)._writes.are_there
 
 
@@ -530,11 +500,7 @@ def test_networks_of_a_critic_may_share_statistics(kind, monkeypatch):
                 network.insert(0, shared)
             return critic
 
-    stock = train(STOCK[kind], 40, policy=Policy)
-    allow_captures(monkeypatch)
-    ours = train(kind, 40, policy=Policy)
-    assert ours.describe() == "updates are captured"
-    compare_models(ours, stock, 2e-5)
+    check_captured(kind, monkeypatch, 40, policy=Policy)
 
 
 def test_acting_is_captured_and_draws_from_the_policy(monkeypatch):

@@ -50,6 +50,12 @@ def make_both(env, folder, changes=(), **more):
     return [make_agent(advantages, env, folder, changes, **more) for advantages in ("stock", "triton")]
 
 
+def train(agent, seed=1):
+    torch.manual_seed(seed)
+    agent.train()
+    return agent
+
+
 def list_trainers(agent):
     """The agent and, where it has one, its central value network: each has a `model` and an `optimizer`."""
     return [agent, agent.central_value_net] if agent.has_central_value else [agent]
@@ -135,8 +141,7 @@ def test_methods_of_users(name, of, tmp_path):
     for agent in agents:
         if of == "object":
             override(agent, name)
-        torch.manual_seed(1)
-        agent.train()
+        train(agent)
     compare(*agents[::-1], rtol=1e-4, atol=2e-6)
 
 
@@ -155,11 +160,7 @@ def test_names_of_users_are_free(tmp_path):
 
 @pytest.mark.parametrize("env", CLASSES)
 def test_switched_off_in_the_environment_it_is_stock(env, tmp_path, switched_off):
-    stock, ours = make_both(env, tmp_path)
-    for agent in (stock, ours):
-        torch.manual_seed(1)
-        agent.train()
-    compare(ours, stock, rtol=0, atol=0)
+    compare(*map(train, make_both(env, tmp_path)), rtol=0, atol=0)
 
 
 def test_the_switch_is_a_bool(tmp_path):

@@ -158,24 +158,6 @@ def other_thread():
         yield pool
 
 
-@pytest.mark.parametrize("name", DRAWS)
-def test_draws_on_the_host_run_eagerly(name, device, monkeypatch, other_thread):
-    """They are those of eager steps, one for each call, and so is what is drawn later."""
-    trainings, states = make_pair(monkeypatch, device, optimizer="sgd"), []
-    for training in trainings:
-        np.random.seed(3)  # noqa: NPY002
-        random.seed(3)
-        training.model[1] = Drawing(DRAWS[name])
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            run_steps(training, [], device)
-        states.append(read_states(training.model[1]))
-        told = [str(x.message) for x in said if "CapturedStep" in str(x.message)]
-        assert len(told) == (training is trainings[0]) and all(f"draws from {name} on the host" in x for x in told)
-    assert states[0] == states[1]
-    assert_same_parameters(trainings)
-
-
 @pytest.mark.parametrize("draw", [lambda part: torch.rand(()), lambda part: torch.rand((), generator=part.torch)])
 @pytest.mark.parametrize("thread", [None, "other_thread"])
 def test_draws_of_pytorch_on_the_host(draw, thread, monkeypatch, request):
@@ -245,19 +227,23 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
-def test_counts_on_the_host_run_eagerly(name, device, monkeypatch):
-    """One for each call."""
-    trainings, counts = make_pair(monkeypatch, device, optimizer="sgd"), []
+@pytest.mark.parametrize("name", [*DRAWS, *COUNTS])
+def test_draws_and_counts_on_the_host_run_eagerly(name, device, monkeypatch, other_thread):
+    """They are those of eager steps, one for each call, and so is what is drawn later."""
+    trainings, kept = make_pair(monkeypatch, device, optimizer="sgd"), []
+    reason = f"draws from {name} on" if name in DRAWS else rf"changes {name}(\.3)? on"
     for training in trainings:
+        np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
         monkeypatch.setattr(Counting, "total", 0)
-        part = training.model[1] = Counting(COUNTS[name])
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        part = training.model[1] = Drawing(DRAWS[name]) if name in DRAWS else Counting(COUNTS[name])
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
             run_steps(training, [], device)
-        counts.append((part.calls, part.log, part.settings.scale, Counting.total))
-    assert counts[0] == counts[1] != (0, [], 1.0, 0)
-    assert re.search(rf"the step changes {name}(\.3)? on the host in every call", trainings[0].step.reason)
+        kept.append(read_states(part) if name in DRAWS else (part.calls, part.log, part.settings.scale, Counting.total))
+        told = [str(x.message) for x in said if "CapturedStep" in str(x.message)]
+        assert len(told) == (training is trainings[0]) and all(re.search(f"{reason} the host", x) for x in told)
+    assert kept[0] == kept[1] != (0, [], 1.0, 0)
     assert_same_parameters(trainings)
 
 

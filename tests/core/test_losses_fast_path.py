@@ -210,34 +210,22 @@ def test_tensors_of_coefficients_are_read_in_every_call(device):
             assert torch.equal(got.loss, want.loss)
 
 
+@pytest.mark.parametrize("is_made", [False, True])
 @pytest.mark.parametrize("part", ["loss", "policy_loss", "approx_kl"])
-def test_a_part_of_a_loss_in_a_function_with_a_fast_path(device, part):
-    """What a launch writes beside it has memory too."""
+def test_a_part_of_a_loss_in_a_function_with_a_fast_path(device, part, is_made):
+    """What a launch writes beside it has memory too. Inputs that are made in the function are no arguments of it."""
 
     def compute_part(x, old, advantages):
-        return getattr(ppo_loss(LogProbs(x), None, old, advantages), part)
+        return getattr(ppo_loss(LogProbs(x + 1 if is_made else x), None, old, advantages), part)
 
     function = fast_path.with_fast_path(compute_part)
     for seed in range(5):
         x, old, advantages = torch.randn(3, 64, generator=torch.Generator().manual_seed(seed)).to(device)
         assert torch.equal(function(x, old, advantages), compute_part(x, old, advantages))
         x.requires_grad_()
-        assert function(x, old, advantages).requires_grad == (part == "loss")
-
-
-def test_a_loss_of_what_a_function_makes(device):
-    """Its inputs are no arguments of the function."""
-
-    def compute(x, y):
-        return ppo_loss(LogProbs(x + 1), None, y, y).loss
-
-    function = fast_path.with_fast_path(compute)
-    for seed in range(5):
-        x, y = torch.randn(2, 64, generator=torch.Generator().manual_seed(seed)).to(device)
-        x.requires_grad_()
-        (got,) = torch.autograd.grad(function(x, y), x)
-        (want,) = torch.autograd.grad(compute(x, y), x)
-        assert torch.equal(got, want)
+        found = [compute(x, old, advantages) for compute in (function, compute_part)]
+        assert all(y.requires_grad == (part == "loss") for y in found)
+        assert part != "loss" or torch.equal(*(torch.autograd.grad(y, x)[0] for y in found))
 
 
 # --- launches of Triton's, without a GPU -----------------------------------------------------------------------------

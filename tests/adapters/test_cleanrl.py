@@ -92,41 +92,37 @@ def test_bit_for_bit_on_the_cpu(shape):
         assert all(torch.equal(x, torch.from_numpy(y)) for x, y in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("name", real.ENVIRONMENTS)
-def test_real_environments(name):
-    """Time limits as terminations, CleanRL's way, and as what they are: by walks over what took place.
-
-    Some rollouts end with one. Final values are NaN where no episode ended.
-    """
-    windows, recorders = real.record(name, AutoresetMode.SAME_STEP)
-    for window in windows:
+def record_rollouts(name, mode, every=1, device="cpu"):
+    """Rollouts of real environments, and by walks over what took place their advantages; some end with a time limit."""
+    windows, recorders = real.record(name, mode)
+    assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
+    for window in windows[::every]:
         dones = np.concatenate([window.departed[None], window.done[:-1]])
         values, next_value, final_values = map(real.value, (window.obs, window.next_obs[None], window.final_obs))
         cut = window.truncated & ~window.terminated
         stored = window.rewards, values, dones, next_value, window.done[-1], cut, final_values
-        rollout = Rollout(*(torch.as_tensor(np.asarray(x, np.float32)) for x in stored))
+        rollout = Rollout(*(torch.as_tensor(np.asarray(x, np.float32)).to(device) for x in stored))
+        yield rollout, partial(real.advantages, recorders, window.start, len(dones))
+
+
+@pytest.mark.parametrize("name", real.ENVIRONMENTS)
+def test_real_environments(name):
+    """Time limits as terminations, CleanRL's way, and as what they are. Final values are NaN where no episode ended."""
+    for rollout, walk in record_rollouts(name, AutoresetMode.SAME_STEP):
         for limits, following in (({}, real.as_termination), (rollout.limits, real.next_value)):
-            got = gae(*rollout.stock, GAMMA, LAMBDA, **limits)
-            want = real.advantages(recorders, window.start, len(values), following).T
-            assert_near(got, (want, want + values))
-    assert any(window.truncated[-1].any() for window in windows)
+            want = walk(following).T
+            assert_near(gae(*rollout.stock, GAMMA, LAMBDA, **limits), (want, want + rollout.values.numpy()))
 
 
 @pytest.mark.parametrize("name", real.ENVIRONMENTS)
 def test_environments_that_reset_in_the_next_step(name, target):
-    """By walks again; steps that only reset have advantage 0, and the flags say which they are."""
-    windows, recorders = real.record(name, AutoresetMode.NEXT_STEP)
-    for window in windows[:: 6 if target.interpreted else 1]:
-        dones = np.concatenate([window.departed[None], window.done[:-1]])
-        cut = window.truncated & ~window.terminated
-        stored = window.rewards, real.value(window.obs), dones, real.value(window.next_obs), window.done[-1], cut
-        *stock, truncations = (torch.as_tensor(np.asarray(x, np.float32)).to(target.device) for x in stored)
-        for limits, following in (({}, real.as_termination), ({"truncations": truncations}, real.next_value)):
-            given = {**limits, "autoreset": "next_step", "backend": target.backend}
-            walked = real.advantages(recorders, window.start, len(dones), following).T
-            assert np.array_equal(np.isnan(walked), dones)
-            assert_near(gae(*stock, GAMMA, LAMBDA, **given)[:1], [np.nan_to_num(walked)])
-    assert any(window.departed.any() for window in windows) and any(window.truncated[-1].any() for window in windows)
+    """Steps that only reset have advantage 0, and the flags say which they are."""
+    given = {"autoreset": "next_step", "backend": target.backend}
+    for rollout, walk in record_rollouts(name, AutoresetMode.NEXT_STEP, 6 if target.interpreted else 1, target.device):
+        for limits, following in (({}, real.as_termination), ({"truncations": rollout.truncations}, real.next_value)):
+            walked = walk(following).T
+            assert np.array_equal(np.isnan(walked), rollout.dones.cpu())
+            assert_near(gae(*rollout.stock, GAMMA, LAMBDA, **limits, **given)[:1], [np.nan_to_num(walked)])
 
 
 def test_a_truncation_without_its_done_is_never_silent():

@@ -28,14 +28,11 @@ def enable_triton(config: Config, *, masked_statistics: bool | None = None, back
     `forget_metric` to those `on_train_result`. Call it before the algorithm is built.
 
     Args:
-        config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place.
+        config: Config of PPO, IMPALA or APPO, on the new API stack; changed in place, and returned.
         masked_statistics: Whether PPO standardises advantages over real steps alone. RLlib's own statistics count the
             extra slot of each episode too. None keeps what the config says, which is False by default.
         backend: Name of a backend of `rl_triton_core`. None keeps what the config says, which by default is that the
             learner's device decides.
-
-    Returns:
-        The same config.
 
     Raises:
         TypeError: The algorithm is another one, or has a learner class that does not derive from one of this module; a

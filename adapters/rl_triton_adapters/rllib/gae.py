@@ -33,8 +33,7 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
     and σ count them, unless `masked_statistics` are asked for.
 
     Args:
-        input_observation_space: Observation space of the environment, for RLlib's base class.
-        input_action_space: Action space of the environment, for RLlib's base class.
+        input_observation_space, input_action_space: Spaces of the environment, for RLlib's base class.
         gamma: Discount γ per step.
         lambda_: λ in [0, 1].
         masked_statistics: Whether μ and σ are those of real steps, "loss_mask"; other advantages are then 0.

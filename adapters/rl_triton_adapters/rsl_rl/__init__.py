@@ -42,11 +42,8 @@ class TritonPPO(PPO, Described):
     The adaptive learning rate stays on the device, and losses are read once per update: within an update nothing waits
     for the device. Where only RSL-RL's own update applies (see `obstacle`), that one runs, on the same advantages.
 
-    Args:
-        *args: As of `PPO`.
-        enabled: False is `PPO` of RSL-RL. A key of the algorithm's configuration, as `capture`.
-        capture: False runs every step eagerly. None captures the update where the policy lies on a GPU.
-        **kwargs: As of `PPO`.
+    Arguments are those of `PPO`, and two keys more of its configuration. With `enabled` False it is `PPO` of RSL-RL;
+    with `capture` False every step runs eagerly. None captures the update where the policy lies on a GPU.
 
     The loss is computed from the outputs of a Gaussian policy, or, where its distribution or a method is not RSL-RL's,
     from log-probabilities and entropies.

@@ -145,10 +145,8 @@ class TritonPPO(PPOUpdateMixin, PPO):
     While a rollout is collected, the policy's results are tensors in host memory. On a CPU, what it returns with equal
     parameters is up to rounding what it returns in `PPO`, and bit for bit if `acts_exactly` is True.
 
-    Args:
-        enabled: True does less work than `PPO`, and captures it where possible; False is `PPO`.
-        args: As of `PPO`.
-        kwargs: As of `PPO`. Without `rollout_buffer_class`, the buffer is that of `rollout_buffer_class_for`.
+    Arguments are those of `PPO` and `enabled`, with which all this may be switched off. Without `rollout_buffer_class`,
+    the buffer is that of `rollout_buffer_class_for`.
 
     Raises:
         TypeError: `enabled` is no bool.

@@ -320,10 +320,8 @@ def install(*, backend: str | None = None) -> None:
     registry, and one line is logged. A module that imported one by name before keeps verl's. A second
     call changes nothing but the backend. Arguments and, on a small batch, numbers of both are compared: functions that
     differ stay verl's own, with a warning each, as GSPO does before 0.9.1.
-    With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name.
-
-    Args:
-        backend: Name of a backend of `rl_triton_core`; None chooses by the device of the tensors of each call.
+    With RL_TRITON=0 all stay, and the policy loss is verl's "vanilla" under another name. `backend` names one of
+    `rl_triton_core`; None chooses by the device of the tensors of each call.
 
     Raises:
         ValueError: There is no such backend, or another policy loss is called "triton".

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,15 @@ def run_python(program, *arguments, without=(), **environment):
     return run_command(sys.executable, "-c", program, *arguments, env=env)
 
 
-def run_program(folder, *arguments, run=None, **environment):
-    """Run Python as if this were installed, perhaps by `rl-triton run`; all it prints, results, and its exit status."""
-    folders = [str(Path(rl_triton_core.__file__).parents[1] / x) for x in ("", "adapters")]
+def run_program(folder, *arguments, run=None, command="run --report", **environment):
+    """Run Python as if this were installed, perhaps by `rl-triton`; all it prints, results, and its exit status."""
+    folders = [str(Path(find_spec(x).origin).parents[1]) for x in ("rl_triton_core", "rl_triton_adapters")]
     (folder / "sitecustomize.py").write_text(f"import site; site.addsitedir({folders[1]!r}); site.of_user = True")
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *folders, *filter(None, sys.path)])}
     options = {"env": {**env, "OMP_NUM_THREADS": "1", **environment}, "input": "in", "timeout": 600, "cwd": folder}
-    before = [] if run is None else ["-m", "rl_triton_core", "run", "--report", *run, "--", sys.executable]
-    command = [sys.executable, *before, *map(str, arguments)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, **options)
+    before = [] if run is None else ["-m", "rl_triton_core", *command.split(), *run, "--", sys.executable]
+    words = [sys.executable, *before, *map(str, arguments)]
+    done = subprocess.run(words, check=False, capture_output=True, text=True, **options)
     lines = [x for x in (done.stdout + done.stderr).splitlines() if x.startswith(("result", "rl-triton: "))]
     return done.stdout + done.stderr, [x for x in lines if not x.endswith("on")], done.returncode
 

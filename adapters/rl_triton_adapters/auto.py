@@ -66,11 +66,16 @@ def switch_on() -> None:
 
     Without a lock: another thread may wait for it in an import that this one waits for.
     """
+    is_timed = "RL_TRITON_ESTIMATE" in os.environ or os.environ.get("RL_TRITON_REPORT") == "1"
     for name, (framework, adapter, function) in list(WAITING.items()):
         if name not in sys.modules or any(f"{name}.".startswith(f"{x}.") or x.startswith(PREFIX) for x in set(LOADING)):
             continue
         try:
-            if WAITING.pop(name, None) is None or find_off_switch():
+            if WAITING.pop(name, None) is None:
+                continue
+            if framework == "sb3" and is_timed:
+                import_module(f"{PREFIX}estimate").Clock().watch()
+            if find_off_switch():
                 continue
             ours = import_module(PREFIX + adapter)
             replace_stock((function and getattr(ours, function)()) or find_places(name, vars(ours).values()))
@@ -86,7 +91,8 @@ def switch_on() -> None:
 
 def install() -> None:
     """Switch adapters on where frameworks are imported, or have been; but for those that RL_TRITON_OFF names."""
-    if os.environ.get("RL_TRITON") != "0" and not any(isinstance(x, Finder) for x in sys.meta_path):
+    is_asked = os.environ.get("RL_TRITON") != "0" or "RL_TRITON_ESTIMATE" in os.environ
+    if is_asked and not any(isinstance(x, Finder) for x in sys.meta_path):
         off = os.environ.get("RL_TRITON_OFF", "").split(",")
         WAITING.update({name: x for name, x in MODULES.items() if x[0] not in off})
         sys.meta_path.insert(0, Finder())
@@ -102,8 +108,8 @@ def add_arguments(parser: Any) -> None:
     parser.add_argument("words", nargs="...", metavar="-- COMMAND", help="The command and its arguments.")
 
 
-def run(options: Any) -> NoReturn:
-    """Become a command, in whose Python programs all adapters but those of some frameworks are switched on."""
+def prepare(options: Any) -> list[str]:
+    """The command, in whose Python programs all adapters but those of some frameworks will be switched on."""
     off, command = options.off, options.words[options.words[:1] == ["--"] :]
     known = dict.fromkeys(x for x, _, _ in MODULES.values())
     if not command or {*off} - {*known}:
@@ -113,6 +119,12 @@ def run(options: Any) -> NoReturn:
     test = [sys.executable, "-c", f"import sys; sys.modules['{__name__}']"]
     if subprocess.run(test, capture_output=True, check=False).returncode:
         raise ImportError(f"{sys.executable} does not read rl_triton_auto.pth: install rl-triton-core again")
+    return command  # type: ignore[no-any-return]
+
+
+def run(options: Any) -> NoReturn:
+    """Become the command."""
+    command = prepare(options)
     for name in {"SIGPIPE", "SIGXFSZ"} & {*signal.Signals.__members__}:  # which Python ignores, and commands do not
         signal.signal(signal.Signals[name], signal.SIG_DFL)
     os.execve(shutil.which(command[0]) or command[0], command, os.environ)

@@ -20,7 +20,8 @@ from rl_triton_core.cli import doctor, env, output, selftest, warmup
 
 COMMANDS: dict[str, Any] = {"env": env, "doctor": doctor, "selftest": selftest, "warmup": warmup}
 with suppress(ImportError):  # where the core alone can be imported
-    COMMANDS["run"] = import_module("rl_triton_adapters.auto")  # which imports no framework
+    COMMANDS["run"] = import_module("rl_triton_adapters.auto")  # which imports no framework, nor does the next one
+    COMMANDS["estimate"] = import_module("rl_triton_adapters.estimate")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

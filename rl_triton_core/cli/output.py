@@ -11,8 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
-SECONDS_BETWEEN_LINES = 5.0
-"""Of progress."""
+SECONDS_BETWEEN_LINES = 5.0  # of progress
 
 
 class Table(NamedTuple):

@@ -38,6 +38,7 @@ def test_a_program_trains_as_with_a_line(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     text, results, status = run_program(tmp_path, "-m", "program", "--", "-x", run=["--off", "rllib"])
     _, wanted, _ = run_program(tmp_path, "program.py", "line", RL_TRITON_REPORT="1")
+    assert results.pop().startswith("rl-triton: 1 iterations, without the first: acting 0.")
     assert status == 7 and "others set() ['--', '-x'] True\n" in text and results == wanted, text
     ours = "rl_triton_adapters.sb3.captured"
     assert results[0].startswith(f"result {ours} [") and results[0].endswith(" in") and f"started {ours}\n" in text

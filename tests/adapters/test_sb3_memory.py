@@ -16,6 +16,8 @@ from sb3_callbacks import At
 from sb3_kinds import A2C, PPO, MaskablePPO, RecurrentPPO, TritonA2C, TritonDQN, TritonMaskablePPO, TritonPPO, TritonSAC
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from rl_triton_adapters import estimate
+
 IMAGE = spaces.Box(0, 255, (3, 84, 84), np.uint8)  # of a rollout 1.4 MB; one of Python's own tables may grow by 0.1
 ARRAY = spaces.Box(-1, 1, (5000,))
 
@@ -116,7 +118,9 @@ FREED = {
 
 @pytest.mark.parametrize("kind", FREED)
 def test_a_model_that_is_forgotten_is_freed(kind):
-    model = kind("MlpPolicy", device="cpu", **{"env": "CartPole-v1", **FREED[kind]}).learn(64)
+    """Also by what times it, as a report asks for."""
+    with estimate.Clock().watch():
+        model = kind("MlpPolicy", device="cpu", **{"env": "CartPole-v1", **FREED[kind]}).learn(64)
     optimizer = model.actor.optimizer if kind is TritonSAC else model.policy.optimizer
     kept = [weakref.ref(x) for x in (model, model.policy, optimizer)]
     del model, optimizer

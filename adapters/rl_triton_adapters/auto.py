@@ -27,6 +27,8 @@ MODULES = {
     "rl_games.algos_torch.a2c_discrete": ("rl-games", "rl_games", ""),
     "skrl.agents.torch.a2c": ("skrl", "skrl", ""),
     "skrl.agents.torch.ppo": ("skrl", "skrl", ""),
+    "skrl.multi_agents.torch.ippo": ("skrl", "skrl", ""),
+    "skrl.multi_agents.torch.mappo": ("skrl", "skrl", ""),
     "skrl.utils.runner.torch": ("skrl", "skrl", ""),
     "torchrl.objectives": ("torchrl", "torchrl", "use_triton_estimators"),
     "trl.trainer.grpo_trainer": ("trl", "trl", ""),

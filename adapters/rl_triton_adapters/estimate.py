@@ -83,8 +83,7 @@ class Clock:
             self.how = f"{type(model).__name__}, {model.describe() if is_ours else 'updates are stock'}"
             return
         times: Any = self.middle - self.begin - self.in_step, self.in_step, now - self.middle, now - self.begin
-        self.totals.update(dict(zip(PARTS, times, strict=True)))
-        self.totals.update(iterations=1, steps=model.num_timesteps - self.steps)
+        self.totals.update(dict(zip(PARTS, times, strict=True)), iterations=1, steps=model.num_timesteps - self.steps)
         is_enough = self.totals["iterations"] >= ITERATIONS and self.totals["whole"] >= SECONDS
         if is_enough and "RL_TRITON_ESTIMATE" in os.environ:
             raise SystemExit  # which leaves as little behind as any end of the program
@@ -127,5 +126,4 @@ def compare(found: dict[str, Any]) -> Report:
     known = f"environments take {share:.0%} of the time: at most {1 / share:.3g}x" if share else ""
     verdict = f"\n{gain:.3g} times as fast; " + (known or "environments have their own `step`: acting has their time")
     table = Table("Seconds of 1000 steps", ("", *found), rows)
-    data = {**found, "speed-up": gain, "bound": 1 / share if share else None}
-    return Report(data, [*lines, table, verdict])
+    return Report({**found, "speed-up": gain, "bound": 1 / share if share else None}, [*lines, table, verdict])

@@ -7,6 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 import gymnasium
+import pytest
 import torch
 from processes import run_program
 
@@ -39,6 +40,15 @@ def test_frameworks_train_as_with_a_line_of_the_program(tmp_path):
     _, wanted, _ = run_program(tmp_path, __file__, "line", tmp_path, *INSTALLED, RL_TRITON_REPORT="1")
     assert results == wanted and text.count(" updates of rl_triton_adapters.") == len({*INSTALLED} & {*PARTS}), text
     assert all(f"rl-triton: {name.replace('_', '-')} is switched on\n" in text for name in INSTALLED)
+
+
+@pytest.mark.skipif("skrl" not in INSTALLED, reason="no skrl")
+def test_agents_that_learn_together_are_switched_on(tmp_path):
+    """Where a program imports nothing else of skrl."""
+    imports = [f"from skrl.multi_agents.torch.{x} import {x.upper()}" for x in ("mappo", "ippo")]
+    program = "; ".join([*imports, "print(IPPO.__name__, MAPPO.__name__)"])
+    text, _, status = run_program(tmp_path, "-c", program, RL_TRITON_AUTO="1")
+    assert status == 0 and "TritonIPPO TritonMAPPO\n" in text and text.count("rl-triton: ") == 1, text
 
 
 if __name__ == "__main__":

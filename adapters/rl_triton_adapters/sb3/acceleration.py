@@ -29,11 +29,7 @@ from rl_triton_core.capture import CapturedStep
 
 
 class AcceleratedMixin(ActingMixin):
-    """Update and act with fewer operations; on a GPU, with captured ones.
-
-    Put it in front of an on-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
-    `describe` says why.
-    """
+    """Update and act with fewer operations, captured on a GPU. Put it in front of an on-policy algorithm."""
 
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes of the rollout buffer that a step reads."""

@@ -55,11 +55,7 @@ class Unread(NamedTuple):
 
 
 class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
-    """Make gradient steps and act with fewer operations; on a GPU, with captured ones.
-
-    Put it in front of an off-policy algorithm. Where `is_accelerated` is False, that algorithm's own methods run, and
-    `describe` says why.
-    """
+    """Learn and act with fewer operations, captured on a GPU. Put it in front of an off-policy algorithm."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (

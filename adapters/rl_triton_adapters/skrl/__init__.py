@@ -30,13 +30,22 @@ NEEDED = "2.1"  # up to 2.0, time_limit_bootstrap makes skrl count values after 
 try:
     from skrl.agents.torch.a2c import A2C
     from skrl.agents.torch.ppo import PPO
+    from skrl.multi_agents.torch import ippo, mappo
     from skrl.utils.runner.torch import Runner
 
     from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, MAPPOUpdate, PPOUpdate, capture_update
 except ImportError as error:
     raise explain_import(__name__, error, "skrl", NEEDED) from error
 
-__all__ = ["TritonA2C", "TritonPPO", "TritonRunner", "estimate_advantages", "make_triton_class"]
+__all__ = [
+    "TritonA2C",
+    "TritonIPPO",
+    "TritonMAPPO",
+    "TritonPPO",
+    "TritonRunner",
+    "estimate_advantages",
+    "make_triton_class",
+]
 
 
 def estimate_advantages(
@@ -154,12 +163,13 @@ def make_triton_class(agent_class: type) -> type:
         return agent_class
     if not computes_advantages(agent_class):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
-    made: type = derive_class(agent_class)
-    return made
+    return derive_class(agent_class)  # type: ignore[no-any-return]
 
 
 TritonPPO = derive_class(PPO)
 TritonA2C = derive_class(A2C)
+TritonIPPO = derive_class(ippo.IPPO)
+TritonMAPPO = derive_class(mappo.MAPPO)
 
 
 class TritonRunner(Runner):

@@ -92,13 +92,7 @@ class Compiled:
 
     loss: Any = None
 
-    def __init__(
-        self,
-        tables: Callable[..., Any],
-        parts: dict[int, tuple[Any, ...]],
-        function: Callable[..., Any],
-        described: Any = None,
-    ) -> None:
+    def __init__(self, tables: Any, parts: dict[int, tuple[Any, ...]], function: Any, described: Any = None) -> None:
         """Tables are made of this, of facts, which `collect_facts` finds of each group's part, and of optimizers.
 
         They are kept by the optimizer of the first group, as long as what they depend on is described as before.

@@ -8,6 +8,8 @@ from operator import itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from rl_triton_core._internal.capture.snapshot import Snapshot as Snapshot  # noqa: PLC0414 - it is used by adapters
+
 FOLLOWED = ("torch.distributions", "torch.nn", "torch.optim")
 """Whose functions are looked into as the framework's are: those in Python that call others by their names."""
 CONSTRUCTORS = ("__init__", "__new__")
@@ -99,8 +101,9 @@ class Reach:
 def list_functions(x: Any) -> Iterator[FunctionType]:
     """The functions that an attribute is made of: what decorators made, then what they were given."""
     while x is not None:
-        x = x.fget if isinstance(x, property) else x.func if isinstance(x, cached_property | partial) else x
-        x = x.__func__ if isinstance(x, classmethod | staticmethod | MethodType) else x
+        if not isinstance(x, FunctionType):
+            x = x.fget if isinstance(x, property) else x.func if isinstance(x, cached_property | partial) else x
+            x = x.__func__ if isinstance(x, classmethod | staticmethod | MethodType) else x
         if isinstance(x, FunctionType):
             yield x
         x = getattr(x, "__dict__", {}).get("__wrapped__")

@@ -1,5 +1,6 @@
 """Compiled gradient steps and acting of Stable-Baselines3's off-policy algorithms against the stock ones."""
 
+import copy
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
 from sb3_kinds import TritonDDPG, TritonDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newest, is_discrete, normalize
 
 COMPILED = "updates are compiled"
@@ -148,10 +150,25 @@ REASONS = {
     "this Flatten has its own forward": (lambda model: own_forward(model.q_net_target.features_extractor.flatten), {}),
     "this Linear has its own forward": (lambda model: own_forward(model.q_net_target.q_net[0]), {}),
     "has its own _learn": (lambda model: setattr(model, "_learn", lambda *_: {}), {}),
+    "a OwnExtractor for": (lambda model: setattr(model.q_net.features_extractor, "__class__", OwnExtractor), {}),
+    "module, or has a FlattenExtractor": (lambda model: put_flatten(model.q_net.features_extractor), {}),
     "OwnStep has its own _step_optimizer": (lambda model: setattr(model, "__class__", OwnStep), {}),
     "weights; with more": (lambda model: None, {"policy_kwargs": {"net_arch": [500, 500]}}),
     "Adam with amsgrad": (lambda model: None, {"policy_kwargs": ADAM}),
 }
+
+
+class OwnExtractor(FlattenExtractor):
+    pass
+
+
+class OwnFlatten(torch.nn.Flatten):
+    def forward(self, x):
+        return super().forward(2 * x)
+
+
+def put_flatten(extractor):
+    extractor.flatten = OwnFlatten()
 
 
 class OwnStep(TritonDQN):
@@ -167,9 +184,21 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     model = make_model(TritonDQN, **options)
     model.learn(30 if learns else 1)
     change(model)
+    if learns:
+        assert model.learn(10, reset_num_timesteps=False)._compiled is None
     sentence = model.describe()
     assert sentence.startswith("updates are eager") and "not compiled: " in sentence
     assert reason in sentence
+
+
+def test_methods_that_a_class_gets_later_are_called():
+    kind = type("Later", (TritonDQN,), {"__module__": __name__})
+    model = make_model(kind).learn(30)
+    assert copy.deepcopy(model).learn(10, reset_num_timesteps=False).describe() == COMPILED
+    assert model._compiled is not None
+    kind._step_optimizer = TritonSAC._step_optimizer
+    model.learn(10, reset_num_timesteps=False)
+    assert model._compiled is None and "Later has its own _step_optimizer" in model.describe()
 
 
 @pytest.mark.parametrize("name", ["predict", "_predict", "obs_to_tensor", "forward", "q_net.forward"])

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rl_triton_core.reach import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
+from rl_triton_core.reach import Reach, Snapshot, describe_foreign, is_written_in, list_functions, list_read, locate
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]  # those of all modules
@@ -148,11 +148,17 @@ def find_settings(
     return why or next(reasons, ""), [plain, known]
 
 
+def make_snapshot(things: Sequence[Any], packages: tuple[str, ...]) -> Snapshot:
+    """What modules among some objects have, hooks among it, and what a user's classes have that they derive from."""
+    modules: list[Any] = [x for x in things if isinstance(x, nn.Module)]
+    own = [vars(y).values() for x in things for y in split_bases(x.__class__, packages)[0]]
+    inside = [getattr(x, name) for x in modules for name in ("__dict__", "_modules", *HOOKS)]
+    return Snapshot([*HOOKS_OF_ALL, *inside, *own], [], [])
+
+
 def has_hooks(module: nn.Module) -> bool:
     """Whether a call of a module does more than its `forward`, for this module or for all."""
-    own: Any = module.__dict__
-    ahead, behind, back_ahead, back_behind = (own[name] for name in HOOKS)
-    return bool(ahead or behind or back_ahead or back_behind or any(HOOKS_OF_ALL))
+    return any(module.__dict__[name] for name in HOOKS) or any(HOOKS_OF_ALL)
 
 
 def list_modules(module: nn.Module) -> list[nn.Module]:

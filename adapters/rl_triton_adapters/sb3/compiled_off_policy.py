@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -15,14 +16,13 @@ from stable_baselines3.sac.policies import Actor as GaussianActor
 from stable_baselines3.td3.policies import Actor
 from torch import nn
 
-from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock, make_snapshot
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
-KNOWN = (QNetwork, ContinuousCritic, GaussianActor, Actor)
-"""What an algorithm calls of its policy: MLPs on flat observations."""
+KINDS = (QNetwork, ContinuousCritic, GaussianActor, Actor)  # called of a policy: MLPs on flat observations
 
 
 class Networks(NamedTuple):
@@ -55,6 +55,11 @@ class Compiled(NamedTuple):
     update: CompiledValueUpdate
     acting: CompiledNetwork
     takes_rows: bool  # observations are the features
+    acts: bool  # nothing else is in a policy's `predict`
+
+
+KNOWN: WeakKeyDictionary[Any, dict[bool, Any]] = WeakKeyDictionary()
+"""Of each update, by the mode of the policy: modules, and what they were like when it was found to be the stock one."""
 
 
 def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
@@ -62,16 +67,31 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
     networks = algorithm._list_networks() if algorithm.device.type == "cpu" else None
     if networks is None:
         return None, f"that of {type(algorithm).__name__} on {algorithm.device.type} never is"
-    compiled, algorithm._compiled, reason = algorithm._compiled, None, find_unknown(algorithm, networks)
-    if not reason and (compiled is None or not compiled.networks.is_like(networks)):
+    compiled, policy = algorithm._compiled, algorithm.policy
+    is_same = compiled is not None and compiled.networks.is_like(networks)
+    known = KNOWN.get(compiled.update, {}).get(policy.training) if is_same and not asks else None
+    if known is not None and list_facts(algorithm, known[0]) == known[1] and known[2].holds():
+        return compiled, ""
+    algorithm._compiled, reason = None, find_unknown(algorithm, networks)
+    if not reason and not is_same:
         actor = [nn.Sequential(*parts) for parts in networks.actor]
         update = CompiledValueUpdate(networks.critics, networks.targets, actor=actor, **networks.options)
         takes_rows = isinstance(algorithm.observation_space, spaces.Box) and len(algorithm.observation_space.shape) == 1
-        compiled = Compiled(networks, update, CompiledNetwork(*(actor or networks.critics)), takes_rows)
+        compiled = Compiled(networks, update, CompiledNetwork(*(actor or networks.critics)), takes_rows, False)
         asks = True
     reason = reason or (compiled.update.find_obstacle() if asks else "")
-    algorithm._compiled = None if reason else compiled
+    if not reason:
+        modules = [policy, *list_called(networks.owners)]
+        own = find_own(modules, list_stock(type(policy), "predict", PACKAGES), PACKAGES)
+        algorithm._compiled = compiled._replace(acts=compiled.takes_rows and not own)
+        known = modules, list_facts(algorithm, modules), make_snapshot([algorithm, *modules], PACKAGES)
+        KNOWN.setdefault(compiled.update, {})[policy.training] = known
     return algorithm._compiled, reason
+
+
+def list_facts(algorithm: Any, modules: list[Any]) -> list[Any]:
+    """What counts of an algorithm, whose attributes may be in the place of methods, and of the classes of modules."""
+    return [algorithm.policy, algorithm.observation_space, *map(type, (algorithm, *modules)), *vars(algorithm)]
 
 
 def find_unknown(algorithm: Any, networks: Networks) -> str:
@@ -79,7 +99,7 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
     things = list_called(networks.owners)
     for owner in networks.owners:
         kind, extractor = type(owner), owner.features_extractor
-        if kind not in KNOWN or not is_flat(extractor):
+        if kind not in KINDS or not is_flat(extractor):
             return f"{kind.__name__} is another module, or has a {type(extractor).__name__} for features"
     if any(map(has_hooks, things)):
         return "a module has hooks"
@@ -98,12 +118,12 @@ def list_called(owners: list[Any]) -> list[Any]:
     return [y for x in owners for y in (x, *list_modules(x.features_extractor))]
 
 
-@torch.no_grad()
 def make_transitions(algorithm: Any, drawn: ReplayBufferSamples) -> Transitions:
     """What the networks take of samples, which are arrays."""
     owner, observed = algorithm._compiled.networks.owners[0], [drawn.observations, drawn.next_observations]
     if not algorithm._compiled.takes_rows:
-        observed = [owner.extract_features(torch.from_numpy(x), owner.features_extractor) for x in observed]
+        with torch.no_grad():
+            observed = [owner.extract_features(torch.from_numpy(x), owner.features_extractor) for x in observed]
     ends = (1 - drawn.dones) * (algorithm.gamma if drawn.discounts is None else drawn.discounts)
     return Transitions(observed[0], drawn.actions, observed[1], drawn.rewards.ravel(), ends.ravel())
 
@@ -143,16 +163,6 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
     return history
 
 
-def can_act(algorithm: Any) -> bool:
-    """Whether acting is one compiled call: the networks are those that are compiled, and the policy is plain."""
-    compiled, policy = algorithm._compiled, algorithm.policy
-    if compiled is None or not compiled.takes_rows:
-        return False
-    called = list_called(compiled.networks.owners[:1])
-    own = find_own([policy, *called], list_stock(type(policy), "predict", PACKAGES), PACKAGES)
-    return not own and not any(map(has_hooks, called)) and compiled.networks.is_like(algorithm._list_networks())
-
-
 def predict(
     algorithm: Any, observation: Any, state: Any = None, starts: Any = None, deterministic: bool = False
 ) -> tuple[Any, Any]:
@@ -163,13 +173,3 @@ def predict(
             actions = algorithm._choose_actions(algorithm._compiled.acting(observation), deterministic)
     stock: Any = type(policy).predict
     return stock(policy, observation, state, starts, deterministic) if actions is None else (actions, state)
-
-
-def draw_squashed(policy: Any, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:
-    """Actions of a Gaussian's tanh, as its distribution draws them; None if it refuses its mean or log-deviation."""
-    mean, log_std = torch.from_numpy(outputs).chunk(2, dim=1)
-    if np.isnan(outputs).any():
-        return None
-    if not deterministic:
-        mean = mean + torch.empty(mean.shape).normal_() * log_std.clamp(-20, 2).exp()
-    return np.asarray(policy.unscale_action(mean.tanh().numpy()))

@@ -149,9 +149,7 @@ def join(*parts: Any) -> Any:
 
 def pick_inputs(samples: Any) -> Any:
     """A minibatch as a graph can take it: of one that has more to it, what the stock algorithms read."""
-    if all(map(is_input, pytree.tree_leaves(samples))):
-        return samples
-    return keep_fields(samples)
+    return samples if all(map(is_input, pytree.tree_leaves(samples))) else keep_fields(samples)
 
 
 def keep_fields(samples: Any) -> ReplayBufferSamples:
@@ -194,7 +192,7 @@ def draw_indices(buffer: Any, count: int, size: int) -> np.ndarray:
             steps = (draw(1, last, size=size) + buffer.pos) % last
         else:
             steps = draw(0, last if buffer.full else buffer.pos, size=size)
-        envs = draw(0, high=buffer.n_envs, size=(size,))
+        envs = draw(0, high=buffer.n_envs, size=(size,)) if buffer.n_envs > 1 else 0  # of one, NumPy draws nothing
         x[0] = steps * buffer.n_envs + envs
         if is_short:
             x[1] = (steps + 1) % last * buffer.n_envs + envs
@@ -222,10 +220,9 @@ def can_pin(array: np.ndarray) -> bool:
     return is_free and array.flags.c_contiguous and (array.dtype.kind != "u" or array.itemsize == 1)
 
 
-def is_pinned(array: np.ndarray) -> bool:
+def is_pinned(array: Any) -> bool:
     """Whether an array is that of a tensor in pinned memory."""
-    base: Any = array.base
-    return isinstance(base, Tensor) and base.is_pinned()
+    return isinstance(array.base, Tensor) and array.base.is_pinned()
 
 
 def pin_array(array: np.ndarray, device: torch.device) -> np.ndarray:

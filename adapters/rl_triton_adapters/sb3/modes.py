@@ -1,6 +1,6 @@
 """Stable-Baselines3: training and evaluation mode of a policy, set without a walk through its modules' attributes."""
 
-from itertools import chain
+from itertools import chain, repeat
 from operator import methodcaller
 from typing import Any
 
@@ -17,11 +17,8 @@ class TrainingModes:
     """
 
     def __init__(self, policy: Any) -> None:
-        self.policy = policy
-        self.modules: list[nn.Module] = []
-        self.flags: dict[bool, list[tuple[dict[str, Any], bool]]] = {}
-        self.places: list[Any] = []
-        self.attributes: list[dict[str, Any]] = []
+        self.policy, self.flags = policy, dict[bool, list[tuple[dict[str, Any], bool]]]()
+        self.modules, self.places, self.attributes = list[nn.Module](), list[Any](), list[dict[str, Any]]()
         self.parts: list[Any] = [None]  # of no module: nothing is known
 
     def __reduce__(self) -> Any:
@@ -38,7 +35,7 @@ class TrainingModes:
             self.modules, self.flags = list_modules(self.policy), {}
             self.places, self.attributes = [x._modules for x in self.modules], [vars(x) for x in self.modules]
             self.parts = self.list_parts()
-        if any("train" in x for x in self.attributes):
+        if any(map(dict.__contains__, self.attributes, repeat("train"))):
             type(self.policy).set_training_mode(self.policy, mode)
             return
         if mode not in self.flags:

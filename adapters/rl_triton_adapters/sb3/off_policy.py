@@ -24,7 +24,7 @@ from rl_triton_adapters.common.optimizers import fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
-from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, can_act, find_compiled, predict, run_compiled
+from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, find_compiled, predict, run_compiled
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
@@ -281,7 +281,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         if not self._has_asked:
             self._find_update()
         CALLBACKS[self], self._has_asked = callback, False  # since the last gradient step
-        is_compiled = not self.acts_exactly and can_act(self)
+        compiled = None if self._compiled is None or self.acts_exactly else self._find_compiled(asks=False)[0]
+        is_compiled = compiled is not None and compiled.acts
         if self._update.stock or not (is_compiled or self._can_act):
             return super().collect_rollouts(env, callback, *args, **kwargs)
         methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}
@@ -327,10 +328,8 @@ def list_callbacks(callback: Any) -> list[Any]:
     """A callback with all those that it holds."""
     found = [] if callback is None else [callback]
     for x in found:
-        parts = [
-            z for y in vars(x).values() for z in (y if isinstance(y, list) else [y]) if isinstance(z, BaseCallback)
-        ]
-        found += [y for y in parts if all(y is not z for z in found)]
+        parts = (z for y in vars(x).values() for z in (y if isinstance(y, list) else [y]))
+        found += [y for y in parts if isinstance(y, BaseCallback) and all(y is not z for z in found)]
     return found
 
 

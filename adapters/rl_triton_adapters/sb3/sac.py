@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 from torch.optim import Optimizer
 
-from rl_triton_adapters.sb3.compiled_off_policy import Networks, draw_squashed
+from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin, average_parameters
 
 __all__ = ["TritonSAC"]
@@ -115,7 +115,12 @@ class TritonSAC(EntropyMixin, SAC):
         return Networks(owners, *critics, [[actor.latent_pi, x] for x in (actor.mu, actor.log_std)], options)
 
     def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:
-        return draw_squashed(self.policy, outputs, deterministic)
+        mean, log_std = torch.from_numpy(outputs).chunk(2, dim=1)
+        if np.isnan(outputs).any():  # the distribution refuses it
+            return None
+        if not deterministic:
+            mean = mean + torch.empty(mean.shape).normal_() * log_std.clamp(-20, 2).exp()
+        return np.asarray(self.policy.unscale_action(mean.tanh().numpy()))
 
     def _draw_noise(self, count: int, size: int, width: int) -> dict[str, Tensor]:
         noise = torch.empty(count, 2, size, width)

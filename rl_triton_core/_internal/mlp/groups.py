@@ -55,7 +55,8 @@ def collect_facts(networks: Sequence[nn.Module], optimizer: Optimizer | None, fu
         described = [f(x) for f in (id, Tensor.data_ptr, Tensor.stride, TENSOR) for x in tensors]
     except RuntimeError as error:
         raise Unsupported(f"a parameter or a state has no memory of its own: {error}") from None
-    learned = [(x.states, id(x.group)) for x in learning]
+    learned: list[Any] = [(x.states, id(x.group)) for x in learning]
+    learned += [] if optimizer is None else [[*map(id, x["params"])] for x in optimizer.param_groups]
     return Facts(layers, ends, parameters, learning, kept, (layers, ends, learned, described))
 
 
@@ -173,15 +174,18 @@ def view_samples(samples: Any, columns: Sequence[int], wanted: dict[str, bool]) 
 
     Columns are how many numbers a sample has of each: 0 stands for one, without a dimension of its own.
     """
-    arrays = []
+    arrays, count = [], len(samples[0])
     for name, x, number in zip(samples._fields, samples, columns, strict=True):
-        shape, is_read = (len(samples[0]), number)[: 2 if number else 1], wanted.get(name, True)
-        if x is None and is_read:
+        shape, array = (count, number) if number else (count,), x
+        if not wanted.get(name, True):
+            array = np.empty((0, 0)[: len(shape)], np.float32)
+        elif x is None:
             raise ValueError(f"{name}: got None, expected a tensor with these networks and options")
-        if is_read and x.shape != shape:
+        elif x.shape != shape:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {shape}")
-        if is_read and isinstance(x, Tensor) and (x.requires_grad or not x.is_cpu):
-            raise ValueError(f"{name}: got {x.device} and requires_grad={x.requires_grad}, expected cpu and False")
-        array = np.empty([0] * len(shape)) if not is_read else x.numpy() if isinstance(x, Tensor) else x
+        elif isinstance(x, Tensor):
+            if x.requires_grad or not x.is_cpu:
+                raise ValueError(f"{name}: got {x.device} and requires_grad={x.requires_grad}, expected cpu and False")
+            array = x.numpy()
         arrays.append(np.ascontiguousarray(array, bool if name == "action_masks" else np.float32))
     return tuple(arrays)

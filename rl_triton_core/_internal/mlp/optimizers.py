@@ -35,7 +35,6 @@ def find_rule(optimizer: Optimizer) -> int:
 
 def find_groups(optimizer: Optimizer, parameters: list[Tensor]) -> list[dict[str, Any]]:
     """The group of each parameter that is to be updated; an empty one for those that are frozen."""
-    find_rule(optimizer)
     known = {id(x): group for group in optimizer.param_groups for x in group["params"]}
     name = type(optimizer).__name__
     for group in optimizer.param_groups:
@@ -70,8 +69,7 @@ FROZEN = Learning({}, {})
 def describe_learning(optimizer: Optimizer, parameters: list[Tensor]) -> list[Learning]:
     """What an optimizer does with each of these parameters."""
     rule, groups = find_rule(optimizer), find_groups(optimizer, parameters)
-    different = {id(x): x for x in groups if x}.values()
-    known = {id(x): Learning(list_states(rule, x), x) for x in different}
+    known = {id(x): Learning(list_states(rule, x), x) for x in groups if x}
     return [known.get(id(x), FROZEN) for x in groups]
 
 
@@ -112,6 +110,8 @@ class ParameterTables:
         if optimizer is not None:
             self.optimizer: Any = proxy(optimizer)  # with which tables are kept as long as it is there
             self.rule, self.name = find_rule(optimizer), type(optimizer).__name__
+            learned, known = [x for group in optimizer.param_groups for x in group["params"]], {*map(id, parameters)}
+            self.others = [x for x in learned if id(x) not in known]
         self.has_new_states = False
         self.memory: list[Any] = []
         """What has the addresses in the tables, whatever becomes of the tensors."""
@@ -188,8 +188,7 @@ class ParameterTables:
             state = self.optimizer.state.get(x, {}) if kept else {}
             if isinstance(state.get("step"), int):
                 state["step"] += count
-        known = {id(x) for x in self.parameters}
-        for x in (x for group in self.optimizer.param_groups for x in group["params"] if id(x) not in known):
+        for x in self.others:
             x.grad = None
         for x, gradient in zip(self.parameters, self.gradients, strict=True):
             x.grad = gradient

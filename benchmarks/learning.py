@@ -29,7 +29,8 @@ EPISODES = 20  # without exploration, after training
 
 def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespace) -> Iterator[Any]:
     """What the runs return as they finish; those that have not begun when the time is over are left out."""
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+    runs_each = None if options.quick else 1  # of a process
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=runs_each) as pool:
         found = pool.imap_unordered(train, runs, chunksize=1)
         for _ in runs:
             left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())

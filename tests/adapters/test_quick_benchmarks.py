@@ -22,8 +22,8 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
     for package in needs:
         pytest.importorskip({"ray": "ray.rllib"}.get(package, package))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    arguments = [str(tmp_path), name, "--quick", "--device", "cpu", "--seconds", "0.001", "--commit", "abc"]
-    assert runner.main(arguments) == 0
+    quick = "--quick --device cpu --jobs 1 --seconds 0.001 --commit abc"
+    assert runner.main([str(tmp_path), name, *quick.split()]) == 0
     files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))
     found, known = ({(row.arm, row.metric) for row in results.read_result(path).rows} for path in files)
     assert found == known

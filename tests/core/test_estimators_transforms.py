@@ -51,6 +51,7 @@ def check_one_compilation(function, calls, tolerance=0.0, **options):
     return got
 
 
+@pytest.mark.covering
 @ALL
 @pytest.mark.parametrize("differentiated", [False, True], ids=["plain", "differentiated"])
 def test_symbolic_shapes_and_numbers_compile_once(target, estimator, differentiated):

@@ -33,9 +33,14 @@ from rl_triton_adapters.rllib.learners import TritonLearner
 from rl_triton_core.capture import hold_captures
 
 
+def build_ours(config):
+    """A learner whose updates are captured, or compiled where they can be."""
+    return build_learner(enable_triton(config.copy(copy_frozen=False)))
+
+
 def build_captured(config, device, monkeypatch):
     allow_captures(monkeypatch, device)
-    learner = build_learner(enable_triton(config.copy(copy_frozen=False)))
+    learner = build_ours(config)
     step = learner.triton_update.find_step()
     assert step.reason == ""
     return learner
@@ -193,20 +198,12 @@ def test_numbers_that_change_between_updates_are_followed(monkeypatch):
     assert learner.triton_update.find_step().captured and not learner.triton_update.find_step().reason
 
 
-def build_ours(config, captured, monkeypatch):
-    """A learner whose updates are captured, or compiled where they can be."""
-    if captured:
-        return build_captured(config, "cpu", monkeypatch)
-    return build_learner(enable_triton(config.copy(copy_frozen=False)))
-
-
-@pytest.mark.parametrize("captured", [False, True])
 @pytest.mark.parametrize("skip", [False, True])
-def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, captured, monkeypatch, caplog):
+def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, captured, caplog):
     """All of them, after a reward that is none."""
     config, updated = make_config("categorical"), []
     config.torch_skip_nan_gradients = skip
-    for learner in (build_learner(config), build_ours(config, captured, monkeypatch)):
+    for learner in (build_learner(config), build_ours(config)):
         episodes = updates.draw_episodes("categorical")
         episodes[0].rewards.data[3] = np.nan
         with caplog.at_level(logging.WARNING, logger="ray.rllib.rl_triton"):
@@ -217,11 +214,10 @@ def test_gradients_that_are_not_finite_are_treated_as_rllib_does(skip, captured,
     assert (f"gradients of {number} minibatches were not finite" in caplog.text) == (not skip)
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_frozen_parameters_are_treated_as_rllib_does(captured, monkeypatch):
+def test_frozen_parameters_are_treated_as_rllib_does(captured):
     """The encoder's, then all, then none; without a gradient nothing is stepped, and nothing raises."""
     config = make_config("gaussian")
-    ours = build_ours(config, captured, monkeypatch)
+    ours = build_ours(config)
     learners = build_learner(make_config("gaussian")), ours
     for frozen in ("encoder", "", "none"):
         for learner in learners:
@@ -244,6 +240,12 @@ def make_agents_config(modules, **options):
     return config.multi_agent(**options).rl_module(rl_module_spec=MultiRLModuleSpec(rl_module_specs=specs)), specs
 
 
+def build_both(modules, **options):
+    """RLlib's learner of these modules, and ours."""
+    stock, ours = (make_agents_config(modules, **options)[0] for _ in range(2))
+    return build_learner(stock), build_ours(ours)
+
+
 def update_agents(learner, names, seed):
     episodes = updates.draw_episodes("gaussian", [29 + 7 * i for i in range(len(names))], seed=seed)
     for episode, name in zip(episodes, names, strict=True):
@@ -256,16 +258,14 @@ def update_agents(learner, names, seed):
     )
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_a_module_that_acts_at_random_is_left_alone(captured, monkeypatch):
+def test_a_module_that_acts_at_random_is_left_alone(captured):
     """It has no parameters, and no distribution of actions."""
     modules = {"trained": DefaultPPOTorchRLModule, "random": RandomRLModule}
-    config, _ = make_agents_config(modules, policies_to_train=["trained"])
-    ours = build_ours(config, captured, monkeypatch)
-    stock = build_learner(make_agents_config(modules, policies_to_train=["trained"])[0])
+    stock, ours = build_both(modules, policies_to_train=["trained"])
     for learner in (stock, ours):
         update_agents(learner, ["trained", "random"], 0)
     assert "; the fused loss of trained; " in ours.describe()
+    assert bool(ours.triton_update.find_step().captured) == captured
     assert_same_states(stock, ours, "trained")
 
 
@@ -290,11 +290,10 @@ def test_modules_that_come_and_go(monkeypatch):
         assert_same_states(stock, ours, name)
 
 
-@pytest.mark.parametrize("captured", [False, True])
-def test_checkpoints_are_those_of_rllib(captured, monkeypatch):
+def test_checkpoints_are_those_of_rllib(captured):
     """Both ways, in the middle of training; settings and learning rates are plain ones."""
     config = make_config("gaussian")
-    learners = {"stock": build_learner(config), "ours": build_ours(config, captured, monkeypatch)}
+    learners = {"stock": build_learner(config), "ours": build_ours(config)}
     for learner in learners.values():
         update_learner(config, "gaussian", 1, learner)
     states = {name: learner.get_state() for name, learner in learners.items()}
@@ -349,8 +348,7 @@ class World(TorchRLModule, SelfSupervisedLossAPI):
 def test_a_module_with_a_loss_of_its_own_and_no_actions(monkeypatch):
     modules = {"trained": DefaultPPOTorchRLModule, "world": World}
     allow_captures(monkeypatch)
-    stock = build_learner(make_agents_config(modules)[0])
-    ours = build_learner(enable_triton(make_agents_config(modules)[0]))
+    stock, ours = build_both(modules)
     assert ours.describe().endswith("updates are eager: a module has a loss of its own")
     assert "the loss of the module world (World)" in ours.describe()
     for learner in (stock, ours):

@@ -12,7 +12,7 @@ from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
-from test_captured import assert_same_states, make_agents_config, update_agents
+from test_captured import assert_same_states, build_both, make_agents_config, update_agents
 from updates import POLICY, assert_same_updates, build_learner, count_calls, make_config, update_learner
 
 from rl_triton_adapters.common.optimizers import is_fused
@@ -74,8 +74,7 @@ def test_many_updates_are_those_of_rllib(name, monkeypatch):
 def test_several_policies_have_their_own_minibatches_and_draws():
     """With one among them that is not compiled, none is; later they may be."""
     modules = dict.fromkeys(("a", "b"), DefaultPPOTorchRLModule)
-    stock = build_learner(make_agents_config(modules)[0])
-    ours = build_learner(enable_triton(make_agents_config(modules)[0]))
+    stock, ours = build_both(modules)
     for seed in range(5):
         if seed == 3:
             hook = ours.module["b"].vf.register_forward_hook(lambda *_: None)

@@ -15,7 +15,6 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchMultiCateg
 from ray.rllib.policy.sample_batch import MultiAgentBatch, SampleBatch
 from ray.rllib.utils.minibatch_utils import MiniBatchCyclicIterator
 from ray.rllib.utils.torch_utils import clip_gradients
-from recorded_graphs import allow_captures
 from updates import POLICY, SPACES, OwnGaussian, build_learner, make_config, own_loss, own_metrics, update_learner
 
 from rl_triton_adapters.common.optimizers import fuse_optimizer, is_fused
@@ -29,11 +28,9 @@ class OwnModule(DefaultPPOTorchRLModule):
         return OwnGaussian
 
 
-@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("name", ["action_dist_cls", "get_train_action_dist_cls"])
-def test_a_distribution_that_is_changed_after_an_update_counts(name, captured, monkeypatch):
-    if captured:
-        allow_captures(monkeypatch)
+def test_a_distribution_that_is_changed_after_an_update_counts(name):
     config, found = make_config("gaussian", entropy_coeff=0.05), []
     for chosen in (config, enable_triton(config.copy())):
         learner = build_learner(chosen)

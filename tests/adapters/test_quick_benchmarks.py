@@ -5,7 +5,6 @@ import torch
 
 pytest.importorskip("benchmarks", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-
 from benchmarks import __main__ as runner
 from benchmarks import learning, results
 from benchmarks.settings import read_settings

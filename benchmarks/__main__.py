@@ -122,8 +122,7 @@ def run_benchmark(name: str, options: Namespace) -> bool:
 def measure_setting(module: Any, setting: Any, options: Namespace) -> list[results.Row]:
     """The lines of a setting, or one that says why there are none."""
     try:
-        measure = getattr(module, "measure", partial(run.measure, module))
-        return list(measure(setting, options))
+        return list(getattr(module, "measure", partial(run.measure, module))(setting, options))
     except Exception as error:
         return [results.make_row("", "", "", [], results.describe_failure(error))]
 

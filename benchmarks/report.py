@@ -16,7 +16,7 @@ import math
 import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -253,15 +253,18 @@ def describe_range(rows: Sequence[Row]) -> str:
     return " to ".join(dict.fromkeys(map(format_number, (medians[0], medians[-1])))) if medians else "–"
 
 
-def describe_rllib() -> str:
-    """How much faster RLlib's updates are with all that is replaced, on every machine."""
-    gains: dict[str, list[Row]] = {}
-    for name in ("rllib", "impala"):
-        for x in read_machines(name).items():
-            gains.setdefault(name_place(*x), []).extend(select_rows(x[1].rows, "captured", "speed-up"))
-    ranges = ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in gains.items())
-    text = f"Updates of RLlib's PPO, IMPALA and APPO with `enable_triton`, sampling excluded, are, by median, {ranges}."
-    return textwrap.fill(text, 120, break_on_hyphens=False)
+RLLIB = {
+    "Whole iterations of RLlib's PPO, environments included,": ("rllib_training", "ours"),
+    "Updates of RLlib's PPO alone": ("rllib", "captured"),
+    "Updates of RLlib's IMPALA and APPO alone": ("impala", "captured"),
+}
+
+
+def describe_rllib() -> Iterator[str]:
+    """How much faster RLlib's algorithms are with all that is replaced, on every machine."""
+    for what, (name, arm) in RLLIB.items():
+        gains = {name_place(*x): select_rows(x[1].rows, arm, "speed-up") for x in read_machines(name).items()}
+        yield f"{what} are, by median, {describe_gains(gains)}."
 
 
 def describe_training() -> str:
@@ -269,15 +272,21 @@ def describe_training() -> str:
     gains: dict[str, list[Row]] = {}
     for place, on_cpu in itertools.product(GAINS["expected"].values(), (True, False)):
         rows = select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")
-        gains.setdefault("CPU" if on_cpu else "GPU", []).extend(rows[-1:])
-    ranges = ", ".join(f"{describe_range(rows)} times as fast on a {device}" for device, rows in gains.items())
+        gains.setdefault("a CPU" if on_cpu else "a GPU", []).extend(rows[-1:])
     whole = "Whole training with Stable-Baselines3, environments included, is, by median,"
-    texts = [f"{whole} {ranges}, by algorithm and task.", describe_rllib()]
-    for gpu, rows in select_robotics(**PLAIN).items():
-        where = f"{describe_range(select_rows(rows, 'stock', 'over ours'))} times as fast on an {gpu}"
-        plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
-        texts.append(f"{plain} are, by median, {where}.")
-    return "\n".join(textwrap.fill(x, 120, initial_indent="* ", subsequent_indent="  ") for x in texts)
+    texts = [f"{whole} {describe_gains(gains)}, by algorithm and task.", *describe_rllib()]
+    gains = {f"an {gpu}": select_rows(x, "stock", "over ours") for gpu, x in select_robotics(**PLAIN).items()}
+    plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
+    return make_list([*texts, f"{plain} are, by median, {describe_gains(gains)}."])
+
+
+def describe_gains(gains: dict[str, list[Row]]) -> str:
+    return ", ".join(f"{describe_range(rows)} times as fast on {where}" for where, rows in gains.items())
+
+
+def make_list(texts: Iterable[str]) -> str:
+    options: Any = {"initial_indent": "* ", "subsequent_indent": "  ", "break_on_hyphens": False}
+    return "\n".join(textwrap.fill(text, 120, **options) for text in texts)
 
 
 ROBOTICS, PLAIN = {"num_steps": 24, "num_envs": 4096, "step": "update"}, {"variant": "", "processes": 1}
@@ -361,13 +370,13 @@ def describe_verl() -> str:
     plus, grpo = (select_rows(own, estimator=name)[0] for name in ("reinforce_plus_plus", "grpo"))
     setting = {"vocabulary": 151936, "tokens": 16384, "dtype": "bfloat16", "kind": "forward and backward"}
     ((gpu, result),) = [x for x in read_machines("token_log_probs").items() if x[0] != "cpu"]
-    (logits,) = select_rows(result.rows, "verl", "full", **setting)
+    logits, ours = (select_rows(result.rows, arm, "full", **setting)[0] for arm in ("verl", "ours"))
     text = (
         f"For 512 responses of 8192 tokens, `reinforce_plus_plus` of verl takes {format_number(plus.median)} ms, and "
         f"`grpo`, which like `rloo` and `opo` loops over responses, {format_number(grpo.median)} ms. The logits of "
-        f"16384 of these 4194304 tokens, with a vocabulary of 151936, take verl's functions "
-        f"{(logits.median or 0) / 1000:.0f} ms, forward and backward, on an {name_processor(gpu, result)} "
-        f"({name_commits([plus, logits])})."
+        f"16384 of these 4194304 tokens, with a vocabulary of 151936, take verl's functions in PyTorch "
+        f"{(logits.median or 0) / 1000:.0f} ms, and those of this package {(ours.median or 0) / 1000:.1f} ms, forward "
+        f"and backward, on an {name_processor(gpu, result)} ({name_commits([plus, logits])})."
     )
     return textwrap.fill(text, 120)
 
@@ -404,8 +413,7 @@ def list_first() -> str:
     """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
     lines, where = list_gains("first")
     wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
-    estimate = f"{min(wholes)} to {max(wholes)}, estimated"
-    lines.append(["the same in training with Isaac Lab, by task, GPU", "", estimate])
+    lines.append(["the same in Isaac Lab's training, by task, GPU", "", f"{min(wholes)} to {max(wholes)}, estimated"])
     table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
     return f"{table}\n\nWhole training, environments included, but for that update. Medians and quartiles, {where}"
 
@@ -479,7 +487,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
     **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
     "training": describe_training,
-    "rllib_gain": describe_rllib,
+    "rllib_gain": lambda: make_list(describe_rllib()),
     **{name: partial(list_expected, name) for name in GAINS},
     **{f"{name}_gain": partial(write_robotics, name) for name in ("rsl_rl", "rl_games", "skrl")},
     "versions": list_versions,

@@ -61,8 +61,7 @@ def check_version() -> str:
 
 def read_version(root: Path) -> str:
     """Read the version without importing the package."""
-    text = (root / "rl_triton_core" / "_version.py").read_text()
-    return re.findall(r'__version__ = "(.*)"', text)[0]
+    return re.findall(r'__version__ = "(.*)"', (root / "rl_triton_core" / "_version.py").read_text())[0]
 
 
 def make_environment(folder: Path, *packages: str) -> Path:

@@ -19,6 +19,7 @@ from weakref import ref
 
 from rl_triton_adapters import auto
 from rl_triton_adapters.common.switch import Place, replace_stock
+from rl_triton_core.cli.doctor import Finding, check_threads
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.extending import say
 
@@ -102,7 +103,7 @@ def run(options: Any) -> Report:
     """Run a command twice, and compare."""
     if "sb3" in (*options.off, *os.environ.get("RL_TRITON_OFF", "").split(",")):
         raise ValueError("--off and RL_TRITON_OFF: got sb3, expected other frameworks: what it gains is estimated")
-    command, found = auto.prepare(options), {}
+    command, found, threads = auto.prepare(options), {}, check_threads()
     for arm, flag in {"stock": "0", "ours": "1"}.items():
         with TemporaryDirectory() as folder:
             path = Path(folder) / "found"
@@ -113,10 +114,10 @@ def run(options: Any) -> Report:
                 text = f"{arm}: the command ended with status {status}{when}"
                 return Report({"error": text}, [text], 1)
             found[arm] = json.loads(path.read_text())
-    return compare(found)
+    return compare(found, threads)
 
 
-def compare(found: dict[str, Any]) -> Report:
+def compare(found: dict[str, Any], threads: Finding) -> Report:
     """Say how much faster training is, and how much faster it can be."""
     stock, ours = ({part: 1e3 * x[part] / x["steps"] for part in PARTS} for x in found.values())
     gain, share = stock["whole"] / ours["whole"], stock["environments"] / stock["whole"]
@@ -125,5 +126,6 @@ def compare(found: dict[str, Any]) -> Report:
     rows = [(part, f"{stock[part]:.3g}", f"{ours[part]:.3g}") for part in PARTS]
     known = f"environments take {share:.0%} of the time: at most {1 / share:.3g}x" if share else ""
     verdict = f"\n{gain:.3g} times as fast; " + (known or "environments have their own `step`: acting has their time")
+    verdict += f"\n{threads.message}: {threads.advice}" if threads.status == "warning" else ""
     table = Table("Seconds of 1000 steps", ("", *found), rows)
     return Report({**found, "speed-up": gain, "bound": 1 / share if share else None}, [*lines, table, verdict])

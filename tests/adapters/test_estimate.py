@@ -14,6 +14,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecEnvWrapper
 
 from rl_triton_adapters import estimate
 from rl_triton_core.cli import main
+from rl_triton_core.cli.doctor import Finding
 
 PROGRAM = """
 import sys
@@ -62,12 +63,12 @@ def test_the_sentence():
     found = {"how": "PPO", "iterations": 3, "first": 2.0, "acting": 50.0, "updates": 100.0}
     stock = found | {"environments": 850.0, "whole": 1000.0, "steps": 1000}
     ours = found | {"environments": 820.0, "whole": 900.0, "steps": 950}
-    report = estimate.compare({"stock": stock, "ours": ours})
+    report = estimate.compare({"stock": stock, "ours": ours}, Finding("ok", "free"))
     assert report.parts[-1] == "\n1.06 times as fast; environments take 85% of the time: at most 1.18x"
     assert report.data["bound"] == pytest.approx(1 / 0.85) and ("updates", "100", "105") in report.parts[2].rows
     assert "stock: 3 iterations of PPO, after a first one of 2 s" in report.parts
-    report = estimate.compare({"stock": stock | {"environments": 0.0}, "ours": ours})
-    assert report.data["bound"] is None and "environments have their own `step`" in report.parts[-1]
+    report = estimate.compare({"stock": stock | {"environments": 0}, "ours": ours}, Finding("warning", "busy", "wait"))
+    assert report.data["bound"] is None and report.parts[-1].endswith("`step`: acting has their time\nbusy: wait")
 
 
 class Slow(gymnasium.Wrapper):

@@ -29,11 +29,11 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
         advantages[t] = (A[t] − μ) / max(σ, 1e-4)
 
     t counts slots: the steps of each episode, end to end, with an extra slot behind them that holds the bootstrap
-    value. V is 0 behind the last one. As in RLlib, extra slots carry the advantage of the episode that follows, and μ
-    and σ count them, unless `masked_statistics` are asked for.
+    value. V is 0 behind the last one. As in RLlib, extra slots have the next episode's advantage, and count in μ and σ.
 
     Args:
-        input_observation_space, input_action_space: Spaces of the environment, for RLlib's base class.
+        input_observation_space: The environment's, for RLlib's base class.
+        input_action_space: The environment's, too.
         gamma: Discount γ per step.
         lambda_: λ in [0, 1].
         masked_statistics: Whether μ and σ are those of real steps, "loss_mask"; other advantages are then 0.

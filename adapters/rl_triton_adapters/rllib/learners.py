@@ -190,8 +190,7 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
         if not self.uses_triton or type(piece) is not GeneralAdvantageEstimation or find_own_estimator():
             return piece
         masked, backend = self._flags.rl_triton_masked_statistics, self._flags.rl_triton_backend
-        numbers = {"gamma": piece.gamma, "lambda_": piece.lambda_}
-        return Ours(**numbers, masked_statistics=masked, backend=backend)
+        return Ours(gamma=piece.gamma, lambda_=piece.lambda_, masked_statistics=masked, backend=backend)
 
     def _describe_estimator(self) -> str:
         piece = self.find_estimator()

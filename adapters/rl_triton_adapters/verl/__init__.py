@@ -241,8 +241,7 @@ def linear_cross_entropy(
     """
     is_part = dist_process_group is not None and dist_process_group.size() > 1
     if is_part or reduction != "none" or not _is_plain(weight, temperature):
-        given = hidden, weight, labels, temperature, reduction, dist_process_group
-        return _get_stock("linear_cross_entropy")(*given)
+        return _get_stock("linear_cross_entropy")(hidden, weight, labels, temperature, reduction, dist_process_group)
     options: dict[str, Any] = {"temperature": temperature, "entropy": True, "backend": backend}
     return tuple(linear_token_log_probs(hidden.flatten(0, -2), weight, labels.flatten(), **options))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
-from weakref import ref
+from weakref import WeakSet, ref
 
 from rl_triton_adapters import auto
 from rl_triton_adapters.common.switch import Place, replace_stock
@@ -35,7 +35,7 @@ class Clock:
     def __init__(self) -> None:
         self.totals, self.how, self.first = Counter[str](), "", 0.0
         self.model: Any = None  # that of the iteration that goes on, as a weak reference
-        self.known: Any = None  # the one whose first iteration is over
+        self.known = WeakSet[Any]()  # those whose first iteration is over
         self.updates = self.steps = 0  # before the iteration
         self.begin = self.middle = self.in_step = 0.0
 
@@ -78,8 +78,9 @@ class Clock:
 
     def count_iteration(self, model: Any, now: float) -> None:
         """Count one that is over; end the program after the last one that is timed."""
-        if self.known != ref(model):
-            self.known, self.first = ref(model), now - self.begin
+        if model not in self.known:
+            self.known.add(model)
+            self.first = now - self.begin
             is_ours = any(x.__module__.startswith(auto.PREFIX) for x in type(model).__mro__)
             self.how = f"{type(model).__name__}, {model.describe() if is_ours else 'updates are stock'}"
             return
@@ -87,6 +88,7 @@ class Clock:
         self.totals.update(dict(zip(PARTS, times, strict=True)), iterations=1, steps=model.num_timesteps - self.steps)
         is_enough = self.totals["iterations"] >= ITERATIONS and self.totals["whole"] >= SECONDS
         if is_enough and "RL_TRITON_ESTIMATE" in os.environ:
+            self.report()  # as well as at the end, which a forked process or `os._exit` leaves out
             raise SystemExit  # which leaves as little behind as any end of the program
 
     def report(self) -> None:
@@ -105,10 +107,12 @@ def run(options: Any) -> Report:
         raise ValueError("--off and RL_TRITON_OFF: got sb3, expected other frameworks: what it gains is estimated")
     command, found, threads = auto.prepare(options), {}, check_threads()
     for arm, flag in {"stock": "0", "ours": "1"}.items():
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, ExitStack() as last:
             path = Path(folder) / "found"
             env = {**os.environ, "RL_TRITON": flag, "RL_TRITON_ESTIMATE": str(path)}
-            status = subprocess.run(command, env=env, stdout=2, check=False).returncode
+            process = subprocess.Popen(command, env=env, stdout=2)
+            last.callback(process.wait)  # at Ctrl-C, which the command gets too: it may save something
+            status = process.wait()
             when = "" if path.exists() else ", before two updates of Stable-Baselines3"
             if status or when:
                 text = f"{arm}: the command ended with status {status}{when}"

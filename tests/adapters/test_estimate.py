@@ -105,7 +105,7 @@ class Counting(BaseCallback):
 
 
 @pytest.mark.parametrize("kind", [PPO, DQN])
-def test_what_counts(kind, monkeypatch, capsys):
+def test_what_counts(kind, monkeypatch, capsys, tmp_path):
     """Iterations with an update after the first one, the last one too; nothing between trainings, or after enough."""
     monkeypatch.setattr(estimate, "perf_counter", lambda: Slow.now)
     clock, before = estimate.Clock(), [{**vars(x)} for x in (VecEnv, BaseCallback)]
@@ -126,6 +126,25 @@ def test_what_counts(kind, monkeypatch, capsys):
     assert clock.totals == wanted | {"whole": 22 * iterations, "iterations": iterations, "steps": 8 * iterations}
     assert [{**vars(x)} for x in (VecEnv, BaseCallback)] == before
     assert f" {iterations} iterations, without the first: acting {4 * iterations} s," in capsys.readouterr().err
-    monkeypatch.setenv("RL_TRITON_ESTIMATE", "/dev/null")
-    with pytest.raises(SystemExit), clock.watch():
-        model.learn(40)
+    monkeypatch.setenv("RL_TRITON_ESTIMATE", str(tmp_path / "found"))
+    with clock.watch():
+        with pytest.raises(SystemExit):
+            model.learn(40)
+        assert json.loads((tmp_path / "found").read_text())["steps"] > 8 * iterations
+
+
+def test_models_that_take_turns():
+    """The first iteration of each does not count, all others do."""
+    clock = estimate.Clock()
+    models = [PPO("MlpPolicy", "CartPole-v1", n_steps=8, batch_size=4, n_epochs=1, device="cpu") for _ in range(2)]
+    with clock.watch():
+        for model in models * 3:
+            model.learn(8, reset_num_timesteps=False)
+    assert clock.totals["iterations"] == 4 and clock.totals["steps"] == 4 * 8
+
+
+def test_ctrl_c_leaves_time_to_save(tmp_path):
+    """The command gets it, too; the second run does not begin."""
+    program = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(1); print('saved')"
+    text, _, status = run_program(tmp_path, "-c", program, run=[], command="estimate")
+    assert status and text.count("saved") == 1

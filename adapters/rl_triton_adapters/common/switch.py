@@ -50,8 +50,7 @@ def with_switch(stock: Callable[..., Any]) -> Callable[[Function], Function]:
 def find_places(package: str, ours: Iterable[Any]) -> list[Place]:
     """The places of classes, called Triton and the name of a stock one, in a package and those in it."""
     inside = [x for name, x in [*sys.modules.items()] if name.startswith(f"{package}.") and hasattr(x, "__path__")]
-    kinds = [x for x in ours if isinstance(x, type)]
-    pairs = [(stock, x) for x in kinds for stock in x.__mro__ if f"Triton{stock.__name__}" == x.__name__]
+    pairs = [(stock, x) for x in ours for stock in getattr(x, "__mro__", ()) if f"Triton{stock.__name__}" == x.__name__]
     return [(owner, stock.__name__, stock, x) for owner in (sys.modules[package], *inside) for stock, x in pairs]
 
 

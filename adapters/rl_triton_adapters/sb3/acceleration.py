@@ -210,5 +210,4 @@ class AcceleratedMixin(ActingMixin):
         """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
         buffer: Any = self.rollout_buffer
         found = {"explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
-        known = hasattr(self.policy, "log_std")
-        return found | ({"std": torch.exp(self.policy.log_std).mean().item()} if known else {})
+        return found | ({"std": self.policy.log_std.exp().mean().item()} if hasattr(self.policy, "log_std") else {})

@@ -90,9 +90,8 @@ def replace_gae(update: Any) -> Any:
     if stock is None or "compute_gae" not in update.__code__.co_names:
         raise explain_version(f"skrl's {name} calls no compute_gae", "skrl", NEEDED)
     if not stock.__module__.startswith("skrl."):
-        raise TypeError(
-            f"{name}: got one that calls the compute_gae of {stock.__module__}, expected one that calls skrl's"
-        )
+        text = f"{name}: got one that calls the compute_gae of {stock.__module__}, expected one that calls skrl's"
+        raise TypeError(text)
     parameters = set(signature(stock).parameters)
     if "next_values" in parameters and stock.__module__.endswith("_rnn"):
         raise TypeError(
@@ -107,8 +106,7 @@ def replace_gae(update: Any) -> Any:
     def compute(**inputs: Any) -> tuple[Tensor, Tensor]:
         found = update.__globals__["compute_gae"]  # which somebody may have replaced since
         ours = found is stock and not find_off_switch()
-        results: tuple[Tensor, Tensor] = (estimate_advantages if ours else found)(**inputs)
-        return results
+        return (estimate_advantages if ours else found)(**inputs)
 
     return copy_function(update, {"compute_gae": compute})
 

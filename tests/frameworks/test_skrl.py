@@ -100,11 +100,13 @@ def test_methods_of_users(name, tmp_path, monkeypatch):
         torch.testing.assert_close(*states, rtol=1e-4, atol=2e-6)
 
 
+AGENT = object.__new__(type("Agent", (PPO,), {"__str__": lambda self: "an agent"}))
 RECURRENT, OTHER = "count the value after a time limit twice", "expected an agent of skrl that computes advantages"
 
 
 @pytest.mark.parametrize(
-    ("agent_class", "message"), [(PPO_RNN, RECURRENT), (RPO_RNN, RECURRENT), (SAC, OTHER), (int, OTHER)]
+    ("agent_class", "message"),
+    [(PPO_RNN, RECURRENT), (RPO_RNN, RECURRENT), *((x, OTHER) for x in (SAC, int, "PPO", AGENT))],
 )
 def test_recurrent_and_other_agents_are_refused(agent_class, message):
     with pytest.raises(TypeError, match=message):

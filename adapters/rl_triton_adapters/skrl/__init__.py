@@ -144,7 +144,7 @@ def derive_class(agent_class: type) -> Any:
 def computes_advantages(component: Any) -> bool:
     """Whether this is the class of an agent that does."""
     update = getattr(component, "update", None)
-    return hasattr(sys.modules.get(getattr(update, "__module__", "")), "compute_gae")
+    return isinstance(component, type) and hasattr(sys.modules.get(getattr(update, "__module__", "")), "compute_gae")
 
 
 def make_triton_class(agent_class: type) -> type:
@@ -157,7 +157,7 @@ def make_triton_class(agent_class: type) -> type:
         TypeError: The class is recurrent, or no class of an agent that computes advantages.
         ImportError: skrl is of a version that is not known.
     """
-    if "_rl_triton_class" in vars(agent_class):
+    if "_rl_triton_class" in getattr(agent_class, "__dict__", ()):
         return agent_class
     if not computes_advantages(agent_class):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")

@@ -307,8 +307,8 @@ KNOWN_TABLES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def check_order(order: Tensor | Sequence[Tensor], size: int, count: int) -> tuple[np.ndarray, np.ndarray]:
     """The numbers of samples as an array, if all are there, and the ends of the minibatches."""
     is_order = isinstance(order, Tensor)
-    if is_order and size < 1:
-        raise ValueError(f"minibatch_size: got {size}, expected 1 or more")
+    if is_order:
+        check_count("minibatch_size", size)
     whole: Tensor = order if isinstance(order, Tensor) else torch.cat([*order])
     indices = whole.numpy().copy()  # whatever others write meanwhile
     if indices.dtype != np.int64 or indices.ndim != 1 or not (len(indices) or len(order)):

@@ -155,9 +155,10 @@ def test_what_is_asked_for_is_checked():
         r"old_outputs: got None": {"rollout": rollout._replace(old_outputs=None), "minibatch_size": 10},
         r"old_outputs: got shape \(50, 4\)": {"rollout": rollout._replace(old_outputs=torch.zeros(50, 4))},
         "minibatch_size: got 0": {"rollout": rollout},
+        "minibatch_size: got 2.5, expected an int": {"rollout": rollout, "minibatch_size": 2.5},
         "grad_clip_mode: got 'all', expected one of": {"rollout": rollout, "grad_clip_mode": "all"},
     }.items():
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             run(**arguments)
     with pytest.raises(ValueError, match="value_clip_mode: got 'none', expected one of"):
         CompiledUpdate(agent.actor, agent.critic, None, head="categorical", value_clip_mode="none")

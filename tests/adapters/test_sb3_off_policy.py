@@ -36,9 +36,9 @@ from stable_baselines3.her import HerReplayBuffer
 from torch.distributions import Distribution
 
 from rl_triton_adapters.common import branches
+from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.sb3 import minibatches
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
-from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 
 TOLD = {
@@ -616,7 +616,7 @@ class Counting(torch.nn.ReLU):
 def test_modes_that_the_user_keeps_are_kept():
     policy = make_model(TritonTD3).policy
     policy.actor.scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Dropout(0.3)))
-    modes = TrainingModes(policy)
+    modes = TrainingModes(policy, ("stable_baselines3", "sb3_contrib"))
     for mode in (True, False, True):
         modes.set_mode(mode)
         assert policy.actor.scripted.training == policy.actor.training == mode
@@ -631,7 +631,7 @@ def test_modes_that_the_user_keeps_are_kept():
 def test_modes_are_put_back_where_setting_them_is_interrupted():
     policy = make_model(TritonTD3).policy
     with pytest.raises(KeyboardInterrupt), interrupted(5, torch.nn.Module.train):
-        TrainingModes(policy).set_mode(False)
+        TrainingModes(policy, ("stable_baselines3", "sb3_contrib")).set_mode(False)
     assert None not in [x["training"] for x in map(vars, policy.modules())]
 
 
@@ -648,7 +648,7 @@ def test_minibatches_of_a_train_by_hand_are_as_large_as_stock_ones(kind):
 
 def test_a_layer_with_modes_of_its_own_is_told_each_time():
     policy = make_model(TritonTD3).policy
-    modes, policy.actor.counting = TrainingModes(policy), Counting()
+    modes, policy.actor.counting = TrainingModes(policy, ("stable_baselines3", "sb3_contrib")), Counting()
     for mode in (True, False, True, False):
         modes.set_mode(mode)
         assert policy.actor.counting.training == mode

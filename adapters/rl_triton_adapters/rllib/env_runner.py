@@ -24,6 +24,7 @@ from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
+from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.common.overrides import find_own, find_replaced
 from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.rllib.check import read_flags
@@ -71,7 +72,9 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         pipelines = self._env_to_module, self._module_to_env
         self._explores, self._kind, self._known = explore, self._find_kind(explore), [[*x] for x in self._pieces]
         self.reason = "actions are random" if random_actions else self._find_obstacle()
-        self._untried = {self.observe, self.choose_actions}
+        self._untried, modes = {self.observe, self.choose_actions}, TrainingModes(self.module, PACKAGES, "train")
+        own: Any = {} if self.reason else vars(self.module)
+        own.setdefault("train", modes.set_mode)  # which RLlib and `eval` call in each step
         try:
             for pipeline, kind, call in zip(pipelines, SHORT, (self._observe, self._act), strict=True):
                 if not self.reason:
@@ -79,6 +82,8 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
                     pipeline.__class__ = kind
             return super()._sample(explore=explore, random_actions=random_actions, **options)
         finally:
+            if own.get("train") == modes.set_mode:
+                del own["train"]
             for pipeline, short, kind in zip(pipelines, SHORT, PIPELINES, strict=True):
                 pipeline.__class__ = kind if type(pipeline) is short else type(pipeline)
                 vars(pipeline).pop("own_call", None)
@@ -191,8 +196,6 @@ def as_array(x: Tensor) -> Any:
 def is_same(x: Any, y: Any) -> bool:
     """Whether two results are the same to the last bit; an error if they have other containers."""
     tree.assert_same_structure(x, y)
-    leaves = zip(tree.flatten(x), tree.flatten(y), strict=True)
-    pairs = [(type(a) is type(b), np.asarray(a), np.asarray(b)) for a, b in leaves]
-    return all(
-        is_like and (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes()) for is_like, a, b in pairs
-    )
+    pairs = [[(z, np.asarray(z)) for z in tree.flatten(results)] for results in (x, y)]
+    described = [[(type(z), array.dtype, array.shape, array.tobytes()) for z, array in own] for own in pairs]
+    return described[0] == described[1]

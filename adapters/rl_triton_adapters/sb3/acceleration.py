@@ -16,6 +16,7 @@ from stable_baselines3.common.utils import explained_variance
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
 from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
@@ -23,7 +24,6 @@ from rl_triton_adapters.sb3.acting import ActingMixin
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import compile_update
-from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution
 from rl_triton_core.capture import CapturedStep
 
@@ -79,7 +79,7 @@ class AcceleratedMixin(ActingMixin):
         return reason or f"a target_kl of {kl} is left to rounding" * is_rounded
 
     def _forget_inputs(self) -> None:
-        self._rollout, self._modes = {}, TrainingModes(self.policy)
+        self._rollout, self._modes = {}, TrainingModes(self.policy, PACKAGES)
 
     @with_check
     def train(self) -> None:

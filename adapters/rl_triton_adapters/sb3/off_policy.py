@@ -20,13 +20,13 @@ from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.branches import Fork, Writes, branch_networks
 from rl_triton_adapters.common.check import with_check
+from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.common.optimizers import fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, find_compiled, predict, run_compiled
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
-from rl_triton_adapters.sb3.modes import TrainingModes
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
 
@@ -252,7 +252,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         return self
 
     def _forget_inputs(self) -> None:
-        self._modes = TrainingModes(self.policy)
+        self._modes = TrainingModes(self.policy, PACKAGES)
 
     def _log_history(self, history: dict[str, list[float]]) -> None:
         """Log what the stock algorithm logs of an update."""

@@ -174,10 +174,20 @@ def test_nan_is_refused_as_by_rllib(checks, monkeypatch):
 
 
 class Extra(DefaultPPOTorchRLModule):
-    """Values are kept, too."""
+    """Values are kept, too, and how many modules are in training mode."""
 
     def _forward_exploration(self, batch, **kwargs):
-        return {**super()._forward_exploration(batch, **kwargs), "vf_preds": batch["obs"].sum(1)}
+        values = batch["obs"].sum(1) + sum(x.training for x in self.modules())
+        return {**super()._forward_exploration(batch, **kwargs), "vf_preds": values}
+
+
+class Partly(Extra):
+    """Its encoder is never in training mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self.encoder.train(False)
+        return self
 
 
 class Deciding(TorchRLModule):
@@ -187,14 +197,15 @@ class Deciding(TorchRLModule):
         return {"actions": (batch["obs"][:, 0] > 0).long()}
 
 
-@pytest.mark.parametrize("kind", [Extra, Deciding])
+@pytest.mark.parametrize("kind", [Extra, Partly, Deciding])
 def test_modules_of_users(kind):
     runners = make_runners(lambda: make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=kind)))
     actions = []
     for runner in runners:
         episodes, numbers = sample(runner, num_timesteps=40)
-        outputs = [x.get_extra_model_outputs("vf_preds").tolist() for x in episodes if kind is Extra]
-        actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist()))
+        outputs = [x.get_extra_model_outputs("vf_preds").tolist() for x in episodes if kind is not Deciding]
+        modes = [x.training for x in runner.module.modules()]
+        actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist(), modes))
     assert actions[0] == actions[1]
 
 
@@ -218,7 +229,8 @@ def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
     with pytest.raises(KeyboardInterrupt):
         runner.sample(num_timesteps=200)
     assert (type(runner._env_to_module), type(runner._module_to_env)) == kinds
-    assert "own_call" not in {**vars(runner._env_to_module), **vars(runner._module_to_env)}
+    left = {**vars(runner._env_to_module), **vars(runner._module_to_env), **vars(runner.module)}
+    assert {"own_call", "train"}.isdisjoint(left)
 
 
 @pytest.mark.parametrize("make", [small_ppo, partial(small_impala, IMPALAConfig)])

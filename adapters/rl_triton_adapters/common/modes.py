@@ -1,4 +1,4 @@
-"""Stable-Baselines3: training and evaluation mode of a policy, set without a walk through its modules' attributes."""
+"""Training and evaluation mode of a module, set without a walk through its modules' attributes."""
 
 from itertools import chain, repeat
 from operator import methodcaller
@@ -7,53 +7,50 @@ from typing import Any
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_own, list_modules, list_stock
-from rl_triton_adapters.sb3.base import PACKAGES
 
 
 class TrainingModes:
-    """The modules whose mode a policy's `set_training_mode` sets, so that it can be set without calling it.
+    """The modules whose mode a policy's `set_training_mode`, or another method, sets, so that it need not be called.
 
     It is called where a class of the user sets modes in its own way, and again when the policy has other modules.
     """
 
-    def __init__(self, policy: Any) -> None:
-        self.policy, self.flags = policy, dict[bool, list[tuple[dict[str, Any], bool]]]()
+    def __init__(self, policy: Any, packages: tuple[str, ...], name: str = "set_training_mode") -> None:
+        self.policy, self.packages, self.name = policy, packages, name
         self.modules, self.places, self.attributes = list[nn.Module](), list[Any](), list[dict[str, Any]]()
-        self.parts: list[Any] = [None]  # of no module: nothing is known
+        self.flags, self.parts = dict[bool, list[Any]](), list[Any]([None])  # of no module: nothing is known
 
     def __reduce__(self) -> Any:
         """A copy knows nothing of its policy's modules yet."""
-        return TrainingModes, (self.policy,)
+        return TrainingModes, (self.policy, self.packages, self.name)
 
-    def set_mode(self, mode: bool) -> None:
-        """Do what the policy's `set_training_mode` does, or what the user put in its place."""
-        own = vars(self.policy).get("set_training_mode")
+    def set_mode(self, mode: bool = True) -> Any:
+        """Do what the policy's method does, or what the user put in its place; return the policy."""
+        own = vars(self.policy).get(self.name)
         if own is not None and getattr(own, "__self__", None) is not self:
-            own(mode)
-            return
+            return own(mode)
         if self.list_parts() != self.parts:
             self.modules, self.flags = list_modules(self.policy), {}
             self.places, self.attributes = [x._modules for x in self.modules], [vars(x) for x in self.modules]
             self.parts = self.list_parts()
-        if any(map(dict.__contains__, self.attributes, repeat("train"))):
-            type(self.policy).set_training_mode(self.policy, mode)
-            return
+        if any(map(dict.__contains__, self.attributes[self.name == "train" :], repeat("train"))):
+            return getattr(type(self.policy), self.name)(self.policy, mode)
         if mode not in self.flags:
             self.call_method(mode)
         for attributes, flag in self.flags.get(mode, ()):
             attributes["training"] = flag  # `nn.Module.__setattr__` takes ten times as long
+        return self.policy
 
     def list_parts(self) -> list[Any]:
         """All parts of all modules, as they are known."""
         return [*chain.from_iterable(map(methodcaller("values"), filter(None, self.places)))]
 
-    def call_method(self, mode: bool) -> None:
+    def call_method(self, mode: bool) -> Any:
         """Call the policy's method; remember what it sets, if nothing but PyTorch's and the framework's is called."""
-        method = type(self.policy).set_training_mode
-        stock = [*list_stock(type(self.policy), "set_training_mode", PACKAGES), nn.Module.train]
-        if find_own(self.modules, stock, PACKAGES):
-            method(self.policy, mode)
-            return
+        kind, name, packages = type(self.policy), self.name, self.packages
+        method, stock = getattr(kind, name), [*list_stock(kind, name, packages), nn.Module.train]
+        if find_own(self.modules, stock, packages):
+            return method(self.policy, mode)
         flags = [(x.__dict__, x.training) for x in self.modules]
         try:
             for attributes, _ in flags:

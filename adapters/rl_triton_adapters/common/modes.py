@@ -19,6 +19,7 @@ class TrainingModes:
         self.policy, self.packages, self.name = policy, packages, name
         self.modules, self.places, self.attributes = list[nn.Module](), list[Any](), list[dict[str, Any]]()
         self.flags, self.parts = dict[bool, list[Any]](), list[Any]([None])  # of no module: nothing is known
+        self.found = dict[bool, Any]()  # by mode, what others have found out of the modules
 
     def __reduce__(self) -> Any:
         """A copy knows nothing of its policy's modules yet."""

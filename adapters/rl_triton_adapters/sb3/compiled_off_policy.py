@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -58,18 +57,14 @@ class Compiled(NamedTuple):
     acts: bool  # nothing else is in a policy's `predict`
 
 
-KNOWN: WeakKeyDictionary[Any, dict[bool, Any]] = WeakKeyDictionary()
-"""Of each update, by the mode of the policy: modules, and what they were like when it was found to be the stock one."""
-
-
 def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
     """The compiled gradient steps of an algorithm, and why there are none; those that are known ask before they run."""
     networks = algorithm._list_networks() if algorithm.device.type == "cpu" else None
     if networks is None:
         return None, f"that of {type(algorithm).__name__} on {algorithm.device.type} never is"
-    compiled, policy = algorithm._compiled, algorithm.policy
+    compiled, policy, found = algorithm._compiled, algorithm.policy, algorithm._modes.found
     is_same = compiled is not None and compiled.networks.is_like(networks)
-    known = KNOWN.get(compiled.update, {}).get(policy.training) if is_same and not asks else None
+    known = found.get(policy.training) if is_same and not asks else None
     if known is not None and list_facts(algorithm, known[0]) == known[1] and known[2].holds():
         return compiled, ""
     algorithm._compiled, reason = None, find_unknown(algorithm, networks)
@@ -84,8 +79,8 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
         modules = [policy, *list_called(networks.owners)]
         own = find_own(modules, list_stock(type(policy), "predict", PACKAGES), PACKAGES)
         algorithm._compiled = compiled._replace(acts=compiled.takes_rows and not own)
-        known = modules, list_facts(algorithm, modules), make_snapshot([algorithm, *modules], PACKAGES)
-        KNOWN.setdefault(compiled.update, {})[policy.training] = known
+        snapshot = make_snapshot([algorithm, *modules], PACKAGES)
+        found[policy.training] = modules, list_facts(algorithm, modules), snapshot
     return algorithm._compiled, reason
 
 

@@ -47,7 +47,9 @@ def run_python(program, *arguments, without=(), **environment):
 def run_program(folder, *arguments, run=None, command="run --report", **environment):
     """Run Python as if this were installed, perhaps by `rl-triton`; all it prints, results, and its exit status."""
     folders = [str(Path(find_spec(x).origin).parents[1]) for x in ("rl_triton_core", "rl_triton_adapters")]
-    (folder / "sitecustomize.py").write_text(f"import site; site.addsitedir({folders[1]!r}); site.of_user = True")
+    lines = "import signal, site", "signal.signal(signal.SIGINT, signal.default_int_handler)"  # jobs may ignore it
+    lines += f"site.addsitedir({folders[1]!r})", "site.of_user = True"
+    (folder / "sitecustomize.py").write_text("\n".join(lines))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *folders, *filter(None, sys.path)])}
     options = {"env": {**env, "OMP_NUM_THREADS": "1", **environment}, "input": "in", "timeout": 600, "cwd": folder}
     before = [] if run is None else ["-m", "rl_triton_core", *command.split(), *run, "--", sys.executable]

@@ -25,12 +25,14 @@ from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
+from rl_triton_core._internal.capture.snapshot import Snapshot
 from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, find_obstacle, is_input
 from rl_triton_core._internal.capture.undo import keep_buffers
 
 __all__ = [
     "OPTIMIZERS",
     "CapturedStep",
+    "Snapshot",
     "find_group_obstacle",
     "hold_captures",
     "is_input",

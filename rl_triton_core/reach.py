@@ -8,8 +8,6 @@ from operator import itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from rl_triton_core._internal.capture.snapshot import Snapshot as Snapshot  # noqa: PLC0414 - it is used by adapters
-
 FOLLOWED = ("torch.distributions", "torch.nn", "torch.optim")
 """Whose functions are looked into as the framework's are: those in Python that call others by their names."""
 CONSTRUCTORS = ("__init__", "__new__")

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from rl_triton_core.reach import Reach, Snapshot, describe_foreign, is_written_in, list_functions, list_read, locate
+from rl_triton_core.capture import Snapshot
+from rl_triton_core.reach import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]  # those of all modules

@@ -8,7 +8,7 @@ which sizes and strides are numbers like any others, but for strides of 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -92,12 +92,6 @@ def explain_float64(names: str) -> TypeError:
         f"{names}: got dtype torch.float64 on the triton backend, expected float32, bfloat16 or float16 (the cpu and "
         "reference backends take float64; NumPy's arrays are float64 by default)"
     )
-
-
-def launch_compiled(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:
-    """Launch a compiled kernel, and record that."""
-    kernel[(*grid, 1)](*unmark_numbers(arguments))
-    record_kernel(kernel, grid, arguments, scratch)
 
 
 def describe_argument(x: Any) -> Any:

@@ -15,10 +15,9 @@ from rl_triton_core._internal.equations.compile import compile_equation
 from rl_triton_core._internal.equations.triton import TRITON
 from rl_triton_core._internal.launch import kernels, table
 from rl_triton_core._internal.launch.kernels import GeneralSettings, Launches, PreparedLaunch
-from rl_triton_core._internal.launch.launcher import unmark_numbers
+from rl_triton_core._internal.launch.launcher import record_kernel, unmark_numbers
 from rl_triton_core._internal.launch.table import Launch
 from rl_triton_core._internal.scan.kernel import scan
-from rl_triton_core._internal.scan.kernel.config import KernelConfig
 from rl_triton_core._internal.scan.layout import find_vector_width
 from rl_triton_core._internal.scan.problem import Problem
 
@@ -55,7 +54,9 @@ def run(problem: Problem) -> None:
             folds = problem.like.new_empty(launches[0].folds, dtype=problem.dtype)
         arguments = *arguments[:FOLDS], folds, *arguments[FOLDS + 1 :]
         for kernel, grid, constants, _ in launches:
-            kernels.launch_compiled(kernel, grid, (*arguments, *constants), folds)
+            given = (*arguments, *constants)
+            kernel[(*grid, 1)](*unmark_numbers(given))
+            record_kernel(kernel, grid, given, folds)
 
 
 def find_launches(problem: Problem) -> Launches:
@@ -196,11 +197,11 @@ def kernel_arguments(problem: Problem, folds: torch.Tensor | None = None) -> tup
 
 def kernel_config(
     problem: Problem, row: Launch, segments: int = 1, fold: bool = False, general: GeneralSettings | None = None
-) -> KernelConfig:
+) -> scan.KernelConfig:
     """What is compiled into the kernel, beside the equations; into a general one nothing that only some sizes have."""
     layout, number = problem.layout, problem.layout.num_actions
     is_whole = general is None and problem.cu_seqlens is None
-    return KernelConfig(
+    return scan.KernelConfig(
         BACKWARD=problem.recurrence.backward,
         INPUT_MASK=presence_bits(problem.inputs),
         OUTPUT_MASK=presence_bits(problem.outputs),

@@ -8,6 +8,9 @@ result of the earlier ones.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -15,11 +18,12 @@ from rl_triton_core._internal.scan.kernel.masks import find_neighbor, take_last_
 from rl_triton_core._internal.scan.kernel.operators import (
     advance_state,
     append_chunks,
+    apply_exactly,
     enter_chunks,
     fold_steps,
+    leave_chunks,
     take_last_chunk,
 )
-from rl_triton_core._internal.scan.kernel.segments import enter_segment, locate_segment, store_fold
 from rl_triton_core._internal.scan.kernel.steps import (
     Numbers,
     Streams,
@@ -37,6 +41,117 @@ from rl_triton_core._internal.scan.kernel.tiles import (
     store_steps,
 )
 from rl_triton_core._internal.scan.recurrence import Step
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """What is compiled in beside equations. Plain values: where Triton asks for a constant, annotate it as one."""
+
+    BACKWARD: bool
+    """Whether the scan runs against time."""
+    INPUT_MASK: int
+    """A bit for each input that is there; the others stand for nothing."""
+    OUTPUT_MASK: int
+    """A bit for each output that is wanted."""
+    NUM_LOOKAHEAD: int
+    """How many of the inputs are read at the next step too."""
+    SKIP: bool
+    """Whether masked steps are passed over; else they end episodes."""
+    STARTS_AT: bool
+    """Forward: whether flags say that a step starts an episode; else that it ends one."""
+    DTYPE: Any
+    """The arithmetic's type."""
+    WIDE: bool
+    """Whether offsets need 64 bits."""
+    VECTOR: int
+    """Divides all strides between lanes where steps lie side by side in memory; 0 where lanes do."""
+    EVEN: bool
+    """Whether tiles fill the rollout."""
+    ACTIONS: int
+    """The number of actions of an expectation, 0 where it is only known at run time."""
+    ALIGNED: int
+    """Divides all strides between the steps of an expectation."""
+    ONE_TILE: bool
+    """Whether one tile has all steps."""
+    SEGMENTS: int
+    """Room for the folds of so many segments; 1 where time is not split."""
+    FOLD: bool
+    """Whether this launch folds segments, for another one that scans them."""
+    EXCLUSIVE: bool
+    """Whether one scan finds what is before every chunk, in place of a scan and a shift; where both cross warps."""
+    BLOCK_LANES: int
+    CHUNKS: int
+    LOG_UNROLL: int
+    """A tile is [CHUNKS, BLOCK_LANES] chunks of 2^LOG_UNROLL steps."""
+
+
+# -- segments of time --------------------------------------------------------------------------------------------------
+
+
+class Segment(NamedTuple):
+    """The part of its lanes that a program scans."""
+
+    index: Any
+    begin: Any
+    """The first tile."""
+    end: Any
+    """The tile after the last."""
+    row: Any
+    """The number of each lane among those of all groups, of which there are `rows`."""
+    rows: Any
+
+
+@triton.jit
+def locate_segment(place, tiles, CONFIG: tl.constexpr):
+    """A program's segment: all tiles where time is not split."""
+    if CONFIG.SEGMENTS > 1:
+        lane_blocks = tl.cdiv(place.lanes, CONFIG.BLOCK_LANES)
+        rows = (tl.num_programs(0) // lane_blocks).to(place.lane.dtype) * place.lanes
+        index = tl.program_id(1)
+        size = tl.cdiv(tiles, tl.num_programs(1))
+        begin = index * size
+        return Segment(index, begin, tl.minimum(begin + size, tiles), place.group * place.lanes + place.lane, rows)
+    else:
+        return Segment(0, 0, tiles, 0, 0)
+
+
+@triton.jit
+def store_fold(folds, fold, place, segment, CONFIG: tl.constexpr):
+    """Leave a segment's transition in `folds`, [3, SEGMENTS, rows]."""
+    at = folds + segment.index * segment.rows + segment.row
+    size = CONFIG.SEGMENTS * segment.rows
+    exists = place.lane < place.lanes
+    tl.store(at, fold[0], mask=exists)
+    tl.store(at + size, fold[1], mask=exists)
+    tl.store(at + 2 * size, fold[2], mask=exists)
+
+
+@triton.jit
+def load_folds(folds, segment, index, where, CONFIG: tl.constexpr):
+    """Transitions of segments; those that change nothing elsewhere."""
+    at = folds + index * segment.rows + segment.row
+    size = CONFIG.SEGMENTS * segment.rows
+    alpha = tl.load(at, mask=where, other=0)
+    beta = tl.load(at + size, mask=where, other=1)
+    rest = tl.load(at + 2 * size, mask=where, other=0)
+    return alpha, beta, rest
+
+
+@triton.jit
+def enter_segment(folds, place, segment, state, CONFIG: tl.constexpr):
+    """The state that enters a segment, from the state that enters the first and the folds of those before it."""
+    exists = place.lane < place.lanes
+    if CONFIG.VECTOR and CONFIG.CHUNKS > 1:
+        earlier = tl.arange(0, CONFIG.SEGMENTS)[:, None]  # [SEGMENTS, 1]; its folds are [SEGMENTS, BLOCK_LANES]
+        fold = load_folds(folds, segment, earlier, exists & (earlier < segment.index), CONFIG)
+        state = leave_chunks(*fold, state, CONFIG.DTYPE)
+    else:
+        for earlier in tl.range(0, segment.index, loop_unroll_factor=8):
+            state = apply_exactly(*load_folds(folds, segment, earlier, exists, CONFIG), state, CONFIG.DTYPE)
+    return state
+
+
+# -- the scan ----------------------------------------------------------------------------------------------------------
 
 
 @triton.jit

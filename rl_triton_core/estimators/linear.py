@@ -42,9 +42,7 @@ def linear_recurrence(
         `alpha`, `beta` and `initial`.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: A shape, device or value is wrong; other errors are those of `compute_gae`.
 
     Source:
         Blelloch 1990, section 1.4, https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf

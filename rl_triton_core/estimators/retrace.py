@@ -110,14 +110,10 @@ def compute_retrace(
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        RetraceOutput(targets, advantages) in the unit of the rewards, float32 (float64 if an input is). If an input
-        requires grad, so do they (and `out`, which a second call then refuses): differentiable with respect to every
-        real-valued tensor. The gradient is 0 where a clip holds a ratio, and by a discount of 0 in `gamma`.
+        RetraceOutput(targets, advantages), otherwise as of `compute_gae`. The gradient is 0 where a clip holds a ratio.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, or ratios or expectations are not given in one of the two ways.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: Ratios or expectations are not given in one of the two ways; other errors as of `compute_gae`.
 
     Source:
         Munos et al. 2016, equation 4, https://arxiv.org/abs/1606.02647. The advantages are this library's own.

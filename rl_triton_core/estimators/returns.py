@@ -71,14 +71,10 @@ def compute_lambda_returns(
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        G, shaped like `rewards` and in their unit, float32 (float64 if an input is). If an input requires grad, so does
-        G (and `out`, which a second call then refuses): differentiable with respect to every real-valued tensor.
+        G, shaped like `rewards`, otherwise as of `compute_gae`.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, both or neither of `values` and `next_values` were given, or
-            no bootstrap values were given with `values`.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: Both or neither of `values` and `next_values` were given; other errors are those of `compute_gae`.
 
     Source:
         Sutton & Barto 2018, section 12.1, http://incompleteideas.net/book/the-book-2nd.html
@@ -130,13 +126,10 @@ def compute_discounted_returns(
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        G, shaped like `rewards` and in their unit, float32 (float64 if an input is). If an input requires grad, so does
-        G (and `out`, which a second call then refuses): differentiable with respect to every real-valued tensor.
+        G, shaped like `rewards`, otherwise as of `compute_gae`.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, or `bootstrap_values` are missing.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: `bootstrap_values` are missing; other errors are those of `compute_gae`.
 
     Source:
         Sutton & Barto 2018, section 3.3, http://incompleteideas.net/book/the-book-2nd.html

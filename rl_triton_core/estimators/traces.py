@@ -104,9 +104,7 @@ def compute_eligibility_traces(
         Differentiable with respect to `x`, `decay` and the state's value.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: A shape, device or value is wrong; other errors are those of `compute_gae`.
 
     Source:
         Sutton & Barto 2018, section 12.2, http://incompleteideas.net/book/the-book-2nd.html
@@ -192,9 +190,7 @@ def compute_episodic_prefix_sum(
         integers; else float32 (float64 if an input is), and differentiable with respect to `x` and the state's value.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, or `boundary` is not one of the two.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: `boundary` is not one of the two; other errors are those of `compute_gae`.
 
     Source:
         Blelloch 1990, section 1.5 (segmented scans), https://www.cs.cmu.edu/~guyb/papers/Ble93.pdf

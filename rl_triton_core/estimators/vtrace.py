@@ -111,15 +111,10 @@ def compute_vtrace(
         backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
 
     Returns:
-        VTraceOutput(targets, advantages) in the unit of the rewards, float32 (float64 if an input is). If an input
-        requires grad, so do they (and `out`, which a second call then refuses): differentiable with respect to every
-        real-valued tensor. The gradient is 0 where a clip holds a ratio, and by a discount of 0 in `gamma`.
+        VTraceOutput(targets, advantages), otherwise as of `compute_gae`. The gradient is 0 where a clip holds a ratio.
 
     Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, the ratios are not given in one of the two ways, or neither
-            `bootstrap_values` nor `next_values` was given.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: The ratios are not given in one of the two ways; other errors are those of `compute_gae`.
 
     Source:
         Espeholt et al. 2018, section 4, https://arxiv.org/abs/1802.01561

@@ -126,9 +126,7 @@ def grpo_loss(
         The loss, its parts and statistics, as of `ppo_loss`.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: A shape, device or value is wrong; other errors are those of `ppo_loss`.
 
     Example:
         >>> log_probs = torch.tensor([[-1.0, -2.0], [-1.0, -1.0]])

@@ -148,11 +148,9 @@ class Bernoulli(NamedTuple):
         """Check tensors and actions, for a loss."""
         elements = elements_of("logits", self.logits, trailing=1)
         size = self.logits.shape[-1]
-        old_inputs: tuple[torch.Tensor, ...] = ()
-        if self.old_logits is not None:
-            old_inputs = (check_constant_matrix(elements, "old_logits", self.old_logits, size),)
-        dtypes = (*check.FLAG_DTYPES, *check.INTEGER_DTYPES)
-        actions = check_constant_matrix(elements, "actions", actions, size, dtypes)
+        given = [] if self.old_logits is None else [self.old_logits]
+        old_inputs = [check_constant_matrix(elements, "old_logits", x, size) for x in given]
+        actions = check_constant_matrix(elements, "actions", actions, size, check.FLAG_DTYPES)
         inputs = [elements.check_matrix("logits", self.logits)]
         return CheckedPolicy(elements, "bernoulli", (self.logits,), inputs, actions, old_inputs, (size,))
 

@@ -115,7 +115,7 @@ def normalize(
     rule, out = Rule(*mark_numbers(rule)), torch.empty_like(advantages, dtype=dtype) if out is None else out
     streams = [x for x in (advantages.detach(), mask, out) if x is not None]
     values, *flags, written = rules.view_as_matrices(streams) or [x.contiguous().view(1, -1) for x in streams]
-    chosen.normalize(Task(values, flags[0] if flags else None, written, rule), exchange)
+    chosen.moments.run(Task(values, flags[0] if flags else None, written, rule), exchange)
     return out if written.data_ptr() == out.data_ptr() else out.copy_(written.view(out.shape))
 
 

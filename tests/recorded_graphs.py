@@ -8,7 +8,6 @@ uses one memory, and one of them writes.
 import sys
 from collections import Counter
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -152,8 +151,10 @@ class Recording(TorchDispatchMode):
     def choose_backend(self, name, device):
         """A backend whose kernels, those of Numba too, are recorded."""
         backend = choose_backend(name, device)
-        names = ("run", "normalize", "loss", "scale")
-        return replace(backend, **{name: self.as_operation(getattr(backend, name)) for name in names})
+        names = {"scan": ["run"], "moments": ["run"], "loss": ["compute_loss", "scale_gradients"]}
+        own = {topic: vars(getattr(backend, topic)) for topic in names}
+        recorded = {topic: {name: self.as_operation(own[topic][name]) for name in names[topic]} for topic in names}
+        return backend._replace(**{topic: SimpleNamespace(**own[topic] | recorded[topic]) for topic in names})
 
     @contextmanager
     def recording(self):

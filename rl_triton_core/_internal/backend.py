@@ -1,16 +1,14 @@
 """What a backend is, and which one runs a call.
 
-Each topic, `scan`, `moments`, `loss` and `tokens`, has a module of each backend's name. They are imported when the
-backend is first asked for, so that nothing optional is imported before.
+Its modules are imported when it is first asked for, so that nothing optional is imported before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from dataclasses import fields, replace
+from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -19,51 +17,21 @@ from rl_triton_core._internal.arguments.side_effects import warn
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Backend:
-    """What a backend provides.
+class Backend(NamedTuple):
+    """The modules of a backend, by topic: in each are functions of the same names on every backend."""
 
-    Attributes:
-        run: Fill the outputs of a validated problem, which has at least one element.
-        unavailable: Say why the backend cannot run on tensors of a device; None where it can.
-        normalize: Fill the output of a normalisation.
-        loss: Compute a loss and its gradients, of a minibatch that is not empty.
-        scale: Multiply gradients by a number, in place.
-        evaluate_tokens: Fill the log-probabilities of tokens.
-        differentiate_tokens: Fill the gradient by their logits.
-        supports_expectation: Whether `run` takes an `Expectation` as next values. Otherwise it is summed before.
-    """
-
-    run: Callable[[Any], None]
-    unavailable: Callable[[torch.device], str | None]
-    normalize: Callable[[Any, Any], Any]
-    loss: Callable[[Any], Any]
-    scale: Callable[[Any, torch.Tensor], Any]
-    evaluate_tokens: Callable[[Any, Any], Any]
-    differentiate_tokens: Callable[[Any, Any, Any, torch.Tensor], Any]
-    supports_expectation: bool
+    scan: Any
+    """`run` fills the outputs of a validated problem, which has at least one element; its next values may be an
+    `Expectation` where `SUPPORTS_EXPECTATION`. `unavailable` says why none of the modules can run on a device."""
+    moments: Any
+    """`run` fills the output of a normalisation."""
+    loss: Any
+    """`compute_loss` of a minibatch that is not empty, with gradients, which `scale_gradients` multiplies in place."""
+    tokens: Any
+    """`run` fills the log-probabilities of tokens, `differentiate` the gradient by their logits."""
 
 
-def assemble_backend(name: str) -> Backend:
-    """The functions of a backend from its modules."""
-    topics = "scan", "moments", "loss", "tokens"
-    scan, moments, loss, tokens = (import_module(f"{__package__}.{topic}.{name}") for topic in topics)
-    return Backend(
-        run=scan.run,
-        unavailable=scan.unavailable,
-        normalize=moments.run,
-        loss=loss.compute_loss,
-        scale=loss.scale_gradients,
-        evaluate_tokens=tokens.run,
-        differentiate_tokens=tokens.differentiate,
-        supports_expectation=scan.SUPPORTS_EXPECTATION,
-    )
-
-
-BACKENDS: dict[str, Callable[[], Backend]] = {
-    name: partial(assemble_backend, name) for name in ("triton", "cpu", "reference")
-}
-"""What makes each backend, by the backend's name."""
+BACKENDS = ("triton", "cpu", "reference")
 PREFERENCE = {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference"), "meta": ("reference",)}
 """By the type of the device: the backend chosen automatically, and the one that stands in where it is not available."""
 HOST = torch.device("cpu")
@@ -124,7 +92,8 @@ def choose_automatically(device_type: str) -> Backend:
 def why_unavailable(name: str, device: torch.device) -> str | None:
     """Why a backend cannot run on a device, or None if it can."""
     try:
-        return load_backend(name).unavailable(device)
+        reason: str | None = load_backend(name).scan.unavailable(device)
+        return reason
     except ImportError as error:
         return f"its import failed: {error}"
 
@@ -132,7 +101,7 @@ def why_unavailable(name: str, device: torch.device) -> str | None:
 @cache
 def load_backend(name: str) -> Backend:
     """Import a backend, when it is first needed."""
-    return BACKENDS[name]()
+    return Backend(*(import_module(f"{__package__}.{topic}.{name}") for topic in Backend._fields))
 
 
 # -- devices without a backend ----------------------------------------------------------------------------------------

@@ -66,9 +66,7 @@ def linear_token_log_probs(
         TokenLogProbs(log_probs, entropy), [...] each, float32, or float64 if the hidden states are.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, such as a token that there is not.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: As of `token_log_probs`, as other errors are.
 
     Example:
         >>> linear_token_log_probs(torch.zeros(1, 3), torch.ones(4, 3), torch.tensor([2])).log_probs
@@ -169,9 +167,7 @@ def linear_grpo_loss(
         The loss, its parts and statistics, as of `ppo_loss`.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: A shape, device or value is wrong; other errors are those of `ppo_loss`.
 
     Example:
         >>> hidden, tokens = torch.zeros(1, 2, 3), torch.tensor([[2, 0]])
@@ -205,7 +201,7 @@ def linear_grpo_loss(
     result, gradients = evaluate_with_gradients(call, wanted, tokens.shape, entropy, whole)
     targets = [None if x is None or not want else (x.shape, x.dtype) for x, want in zip(layer, wanted, strict=True)]
     written = (result.loss, result.loss, *(x for x in gradients if x is not None))
-    scale = choose_backend(backend, hidden.device).scale
+    scale = choose_backend(backend, hidden.device).loss.scale_gradients
     return result._replace(loss=LossFunction.apply(written, targets, scale, *layer))  # type: ignore[no-untyped-call]
 
 

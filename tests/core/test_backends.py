@@ -1,7 +1,7 @@
 """The door to the backends, and what `import rl_triton_core` may and may not do."""
 
 import os
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -51,22 +51,24 @@ def test_the_automatic_choice(target):
 def add_backend(monkeypatch):
     """A function that adds a backend, which leaves the work to the reference and notes the next values that it got."""
 
-    def add(name, seen, **fields):
+    def add(name, seen, supported=False, **topics):
         def run(problem):
             seen.append(problem.next_values)
             if isinstance(problem.next_values, Expectation):
                 problem.next_values = problem.next_values.sum_over_actions(problem.dtype)
             reference.run(problem)
 
-        backend = replace(backends.load_backend("reference"), run=run, **{"supports_expectation": False, **fields})
-        monkeypatch.setitem(backends.BACKENDS, name, lambda: backend)
+        scan = SimpleNamespace(run=run, unavailable=reference.unavailable, SUPPORTS_EXPECTATION=supported)
+        load, backend = backends.load_backend, backends.load_backend("reference")._replace(scan=scan, **topics)
+        monkeypatch.setattr(backends, "BACKENDS", (*backends.BACKENDS, name))
+        monkeypatch.setattr(backends, "load_backend", lambda other: backend if other == name else load(other))
         return name
 
     return add
 
 
 def test_a_backend_normalizes_by_its_own_function(add_backend):
-    name = add_backend("that_normalizes", [], normalize=lambda task, exchange: task.out.fill_(7))
+    name = add_backend("that_normalizes", [], moments=SimpleNamespace(run=lambda task, exchange: task.out.fill_(7)))
     assert name in ours.available_backends()
     assert ours.normalize_advantages(torch.randn(3, 5), backend=name).eq(7).all()
 
@@ -74,7 +76,7 @@ def test_a_backend_normalizes_by_its_own_function(add_backend):
 @pytest.mark.parametrize("supported", [False, True])
 def test_an_expectation_is_summed_for_a_backend_that_does_not(add_backend, supported):
     seen = []
-    name = add_backend(f"that_sums_{supported}", seen, supports_expectation=supported)
+    name = add_backend(f"that_sums_{supported}", seen, supported)
     rewards, probs, values = torch.randn(3, 5), torch.rand(3, 5, 2), torch.randn(3, 5, 2)
     inputs = {"log_ratios": rewards, "next_action_probs": probs, "next_q_values": values}
     results = ours.compute_retrace(rewards, rewards, **inputs, backend=name)

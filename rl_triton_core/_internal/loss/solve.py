@@ -37,7 +37,7 @@ def solve_loss(problem: LossProblem, inputs: Sequence[torch.Tensor], backend: st
     loss, statistics, gradients = run_backend(problem, chosen)
     written = (loss, statistics, *gradients)
     targets = [(x.shape, x.dtype) if want else None for x, want in zip(inputs, problem.wanted, strict=True)]
-    finish = partial(finish_loss, targets if graph else None, chosen.scale)
+    finish = partial(finish_loss, targets if graph else None, chosen.loss.scale_gradients)
     results = finish(written, inputs)
     record_outcome(Outcome(results, written, tuple(inputs), finish))
     return results
@@ -63,7 +63,7 @@ def run_backend(problem: LossProblem, backend: Backend) -> Results:
         to_device = partial(torch.Tensor.to, device=problem.like.device)
         return Results(to_device(loss), to_device(statistics), [*map(to_device, gradients)])
     if problem.like.shape[0]:
-        results: Results = backend.loss(problem)
+        results: Results = backend.loss.compute_loss(problem)
         return results
     statistics = torch.zeros(len(STATISTICS), dtype=problem.dtype, device=problem.like.device)
     statistics[STATISTICS.index("explained_variance")].fill_(math.nan)

@@ -154,4 +154,4 @@ def run_backend(problem: Problem, backend: str | None) -> None:
     """Fill the problem's outputs."""
     chosen = choose_backend(backend, problem.like.device)
     if problem.like.numel():
-        chosen.run(problem)
+        chosen.scan.run(problem)

@@ -180,7 +180,7 @@ def dispatch_problem(problem: Problem, wanted: Sequence[bool], out: Any, backend
     ahead = problem.next_values
     if graph:
         return copy_into_out(out, solve_with_graph(problem, wanted, backend))
-    if isinstance(ahead, Expectation) and (traced or not choose_backend(backend, device).supports_expectation):
+    if isinstance(ahead, Expectation) and (traced or not choose_backend(backend, device).scan.SUPPORTS_EXPECTATION):
         problem.next_values = ahead.sum_over_actions(problem.dtype)
     if traced:
         return copy_into_out(out, solve_through_operator(problem, wanted, backend))

@@ -70,7 +70,7 @@ def run_backend(problem: TokenProblem, has_entropy: bool, backend: Backend) -> T
         refuse_cells("tokens", tokens, (tokens < 0) | (tokens >= size), problem.mask, expected)
     results = problem.allocate_results(has_entropy)
     if tokens.numel():
-        backend.evaluate_tokens(problem, results)
+        backend.tokens.run(problem, results)
     return results
 
 
@@ -124,10 +124,10 @@ def differentiate_tokens(
     chosen = choose_backend(backend, logits.device)
     if needs_host(logits.device):
         own = torch.empty(logits.shape, dtype=logits.dtype)
-        chosen.differentiate_tokens(copy_problem_to_host(problem), copy_to_host(results), copy_to_host(upstream), own)
+        chosen.tokens.differentiate(copy_problem_to_host(problem), copy_to_host(results), copy_to_host(upstream), own)
         return gradient.copy_(own)
     if tokens.numel():
-        chosen.differentiate_tokens(problem, results, upstream, gradient)
+        chosen.tokens.differentiate(problem, results, upstream, gradient)
     return gradient
 
 

@@ -22,7 +22,7 @@ NOTEBOOKS = ["boundaries", "captured_ppo", "speed"]
 PAGES = [
     "README.md",
     *(f"docs/{name}.md" for name in ("boundaries", "install", "quickstart", "idea", "estimators", "gpu", "faq")),
-    *(f"docs/{name}.md" for name in ("capture", "losses", "cleanrl", "tokens", "multi-gpu")),
+    *(f"docs/{name}.md" for name in ("capture", "losses", "cleanrl", "tokens")),
 ]
 MODULES = ["normalization"]
 MODULES += [f"estimators.{name}" for name in ("gae", "vtrace", "retrace", "returns", "traces", "linear")]

@@ -51,7 +51,7 @@ PRIVATE_WORDS = {  # words of our own or out of use, and what to write instead
 OF_KERNELS = {"lanes?": "environment", "plans?": "recorded call"}
 OF_TEXT = {"in the place of": "instead of", r"(?<![Oo]ver )(?<!\*)ours(?!\*)": "of this package", "[Dd]rawn": "sampled"}
 """Names of variants and columns in tables, but not in sentences."""
-MAY_NAME_KERNELS = {"design.md", "glossary.md", "gpu.md", "CONTRIBUTING.md", "CHANGELOG.md"}
+MAY_NAME_KERNELS = {"design.md", "reference.md", "gpu.md", "CONTRIBUTING.md", "CHANGELOG.md"}
 
 
 def read_prose(path):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+import sb3_kinds
 import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
 from sb3_kinds import TritonDDPG, TritonDQN, TritonSAC, TritonTD3
@@ -15,7 +16,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newest, is_discrete, normalize
 
-COMPILED = "updates are compiled"
+from rl_triton_adapters.sb3 import compiled_off_policy
+
+COMPILED, LEFT = "updates are compiled", "updates are those of the stock algorithm: not compiled: "
 KINDS = [TritonDQN, TritonSAC, TritonTD3, TritonDDPG]
 TANH = {"net_arch": [9, 5], "activation_fn": torch.nn.Tanh}
 ADAMW = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "eps": 1e-5}}
@@ -136,7 +139,7 @@ def own_forward(module):
 
 
 def hook(module):
-    module.register_forward_hook(lambda *_: None)
+    return module.register_forward_hook(lambda *_: None)
 
 
 ADAM = {"optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"amsgrad": True}}
@@ -187,8 +190,7 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     if learns:
         assert model.learn(10, reset_num_timesteps=False)._compiled is None
     sentence = model.describe()
-    assert sentence.startswith("updates are eager") and "not compiled: " in sentence
-    assert reason in sentence
+    assert sentence.startswith(LEFT) and reason in sentence and not model.is_accelerated
 
 
 def test_methods_that_a_class_gets_later_are_called():
@@ -213,10 +215,30 @@ def test_acting_of_users_is_theirs(name):
     assert len(calls) >= 10 or (name == "forward" and owner is model.policy)
 
 
-def test_dictionaries_are_left_alone():
-    models = train_both(TritonSAC, 60, env=lambda _: FLIPPING(), policy="MultiInputPolicy")
-    assert "not compiled: observations are a Dict" in models[0].describe()
-    compare_models(*models, 2e-5)
+STOCK = {kind: {} for kind in (sb3_kinds.TritonTQC, sb3_kinds.TritonQRDQN, sb3_kinds.TritonCrossQ)}
+STOCK[TritonSAC] = {"env": lambda _: FLIPPING(), "policy": "MultiInputPolicy"}
+STOCK[TritonTD3] = {"policy_kwargs": {"activation_fn": torch.nn.Softplus}}
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_what_is_not_compiled_is_stock_bit_for_bit(kind):
+    """With optimizers that were told nothing, and that of the entropy coefficient."""
+    ours, stock = train_both(kind, 80, gradient_steps=2, **STOCK[kind])
+    assert ours.describe().startswith(LEFT)
+    compare_models(ours, stock, 0)
+
+
+def test_what_was_not_compiled_is_asked_again_at_times(monkeypatch):
+    asked, find = [], compiled_off_policy.find_unknown
+    monkeypatch.setattr(compiled_off_policy, "find_unknown", lambda *args: asked.append(1) or find(*args))
+    model = make_model(TritonDQN)
+    handle = hook(model.q_net)
+    model.learn(500, callback=At(lambda model: handle.remove(), 200))
+    assert model._compiled is not None and len(asked) == 3  # at first, and in each mode where replaced functions are
+    handle = hook(model.q_net)
+    assert model.learn(30, reset_num_timesteps=False).describe().startswith(LEFT)
+    handle.remove()
+    assert model.describe() == COMPILED
 
 
 def watch(model):

@@ -1,4 +1,4 @@
-"""SAC, TD3, DDPG, DQN, TQC, QR-DQN and CrossQ against the stock algorithms: on a CPU as they are, and captured."""
+"""SAC, TD3, DDPG, DQN, TQC, QR-DQN and CrossQ against the stock algorithms: eager, and captured."""
 
 import copy
 import dataclasses
@@ -38,6 +38,7 @@ from torch.distributions import Distribution
 from rl_triton_adapters.common import branches
 from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.sb3 import minibatches
+from rl_triton_adapters.sb3.base import DEVICES
 from rl_triton_adapters.sb3.contrib_off_policy import list_renorms
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 
@@ -161,6 +162,12 @@ def check_captured(kind, monkeypatch, *args, **options):
     assert ours.describe() == "updates are captured"
     compare_models(ours, stock, 2e-5)
     return ours
+
+
+@pytest.fixture(autouse=True)
+def eager(monkeypatch):
+    """On a CPU, too, steps are ours that are not captured, as on a GPU."""
+    monkeypatch.setattr(OffPolicyMixin, "eager_devices", DEVICES)
 
 
 @pytest.mark.parametrize("kind, name, options", CASES, ids=IDS)
@@ -548,7 +555,7 @@ def test_a_graph_gathers_what_stock_buffers_draw(name, steps, device):
     owner = fill_buffer(name, steps, device)
     for _ in range(2):
         set_random_seed(3)
-        form, batches = next(minibatches.draw_minibatches(owner, 2, 16, packs=True))
+        form, batches = next(minibatches.draw_minibatches(owner, 2, 16))
         found = [form.unpack(x) for x in batches]
         set_random_seed(3)
         expected = [owner.replay_buffer.sample(16) for _ in batches]

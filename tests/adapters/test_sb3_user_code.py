@@ -24,7 +24,7 @@ from stable_baselines3.common.noise import ActionNoise
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from test_sb3_captured import compare
-from test_sb3_off_policy import TOLD, is_discrete
+from test_sb3_off_policy import DEVICES, TOLD, OffPolicyMixin, is_discrete
 
 NUM_STEPS = 40
 WAYS = {how: f"updates are {how}" for how in ("compiled", "captured")}
@@ -200,6 +200,7 @@ def make_users(kind, how, monkeypatch, **options):
     users = User(STOCK[kind], **options), User(kind, **options)
     for user in users if how == "hooks" else ():
         user.add_hooks()
+        monkeypatch.setattr(OffPolicyMixin, "eager_devices", DEVICES)  # on a CPU, too
     if how == "captured":
         allow_captures(monkeypatch)
     return users

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from rl_triton_adapters.common.overrides import find_override, find_replaced, list_modules, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
-from rl_triton_adapters.common.update import CapturedUpdate
+from rl_triton_adapters.common.update import CapturedUpdate, describe_update
 from rl_triton_core.capture import CapturedStep
 from rl_triton_core.extending import warn
 
@@ -26,7 +26,7 @@ REPLACED: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
 
 
 class AcceleratedAlgorithm(BaseAlgorithm):
-    """An algorithm whose gradient steps and acting are captured on a GPU, and have fewer operations elsewhere.
+    """An algorithm whose gradient steps and acting are captured on a GPU, and compiled or eager elsewhere.
 
     Where `is_accelerated` is False, the stock algorithm's own methods run, and `describe` says why.
     """
@@ -39,10 +39,12 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     """As of `CapturedStep`."""
     sde_devices: ClassVar[tuple[str, ...]] = ()
     """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
+    eager_devices: ClassVar[tuple[str, ...]] = DEVICES
+    """Where steps that are neither captured nor compiled are ours, with fewer operations."""
 
     acts_exactly = False
     """Whether what the policy returns while it acts on a CPU is the stock algorithm's, bit for bit; else rounded."""
-    _asked: tuple[Any, str] = (), ""
+    _asked: tuple[Any, str, str] = (), "", ""
     _find_compiled: Any
     _modes: Any
     _make_step: Any
@@ -72,16 +74,25 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     @property
     def is_accelerated(self) -> bool:
         """Whether updates and acting are other than stock."""
-        self._find_update()
-        return not self._update.stock
+        return not self._find_stock()
 
     def describe(self) -> str:
         """Say whether updates are compiled, captured, eager, or stock, and why."""
-        if not self._find_update().reason or self._update.stock or self.device.type != "cpu":
-            return self._update.describe()
-        _, reason = self._find_compiled()
+        stock, reason = self._find_stock(), self._update.step.reason
+        if stock or not reason or self.device.type != "cpu":
+            return describe_update(stock or reason, bool(stock))
+        _, refusal = self._find_compiled()
         compiled = "updates are compiled" + ", acting is exact" * self.acts_exactly
-        return f"{self._update.describe()}; not compiled: {reason}" if reason else compiled
+        return f"{describe_update(reason, False)}; not compiled: {refusal}" if refusal else compiled
+
+    def _find_stock(self, asks: bool = True) -> str:
+        """Why the stock algorithm's methods run; empty if ours do. Without `asks`, what was not compiled is not yet."""
+        step = self._find_update()
+        if self._update.stock or not step.reason or self.device.type in self.eager_devices:
+            return self._update.stock
+        if asks or not self._asked[2]:
+            self._asked = (*self._asked[:2], self._find_compiled(asks)[1])
+        return self._asked[2] and f"not compiled: {self._asked[2]}"
 
     def find_obstacle(self) -> str:
         """Why the stock algorithm's methods run, besides what `CapturedStep` says; empty if nothing asks for them."""
@@ -105,7 +116,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             for x in things:
                 parts = (y for y in getattr(x, "__dict__", {}).values() if list_stock(type(y), "__module__", HELD))
                 things += [y for y in parts if all(y is not z for z in things)]
-            self._asked = moment, find_replaced(list_stock(type(self), "train", PACKAGES), things, PACKAGES)
+            self._asked = moment, find_replaced(list_stock(type(self), "train", PACKAGES), things, PACKAGES), ""
         return self._asked[1]
 
     def _list_optimizers(self) -> list[Optimizer]:

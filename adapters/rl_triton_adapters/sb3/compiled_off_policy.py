@@ -59,9 +59,9 @@ class Compiled(NamedTuple):
 
 def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
     """The compiled gradient steps of an algorithm, and why there are none; those that are known ask before they run."""
-    networks = algorithm._list_networks() if algorithm.device.type == "cpu" else None
+    networks = algorithm._list_networks()
     if networks is None:
-        return None, f"that of {type(algorithm).__name__} on {algorithm.device.type} never is"
+        return None, f"a gradient step of {type(algorithm).__name__} never is"
     compiled, policy, found = algorithm._compiled, algorithm.policy, algorithm._modes.found
     is_same = compiled is not None and compiled.networks.is_like(networks)
     known = found.get(policy.training) if is_same and not asks else None

@@ -1,4 +1,4 @@
-"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time."""
+"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time on a GPU."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 
 
 class TritonTQC(EntropyMixin, TQC):
-    """`TQC` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
+    """`TQC` that takes less time on a GPU; on a CPU it is `TQC`. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.read_settings, "top_quantiles_to_drop_per_net")
 
@@ -43,7 +43,7 @@ class TritonTQC(EntropyMixin, TQC):
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
-    """`QRDQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
+    """`QRDQN` that takes less time on a GPU; on a CPU it is `QRDQN`. All that is said of `TritonSAC` holds."""
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
 
 
 class TritonCrossQ(EntropyMixin, CrossQ):
-    """`CrossQ` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
+    """`CrossQ` that takes less time on a GPU; on a CPU it is `CrossQ`. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")

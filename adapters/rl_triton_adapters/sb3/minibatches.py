@@ -36,11 +36,8 @@ class Form(NamedTuple):
 
     def unpack(self, row: Tensor) -> Any:
         """A minibatch as the buffer has drawn it: views of a row of bytes."""
-
-        def view(dtype: torch.dtype, shape: tuple[int, ...], start: int, end: int) -> Tensor:
-            return row[start:end].view(dtype).view(shape)
-
-        return pytree.tree_unflatten([view(*x) if isinstance(x, tuple) else x for x in self.leaves], self.structure)
+        parts = [row[x[2] : x[3]].view(x[0]).view(x[1]) if isinstance(x, tuple) else x for x in self.leaves]
+        return pytree.tree_unflatten(parts, self.structure)
 
 
 def pack_minibatches(samples: Any, count: int, device: torch.device) -> tuple[Form, list[Tensor]]:
@@ -106,26 +103,22 @@ class Stored:
         return gather_samples(self.views, rows, lambda x, index: x.index_select(0, index))
 
 
-def draw_minibatches(
-    algorithm: Any, count: int, size: int, packs: bool
-) -> Iterator[tuple[Form | Stored | None, list[Any]]]:
+def draw_minibatches(algorithm: Any, count: int, size: int) -> Iterator[tuple[Form | Stored | None, list[Any]]]:
     """Draw minibatches as the stock algorithm does, several at a time if they are packed; with their form, if so.
 
     Those of a buffer or normaliser with methods of its own never are, but can be the inputs of a graph, too.
     """
     buffer, env = algorithm.replay_buffer, algorithm._vec_normalize_env
-    stored = find_stored(algorithm) if packs else None
+    stored = find_stored(algorithm)
     if stored is not None:
         rows = torch.from_numpy(draw_indices(buffer, count, size))
         yield stored, list(rows.to(algorithm.device, non_blocking=True))
-        return
-    if not packs or find_own([buffer, env], list_stock(type(buffer), "sample", PACKAGES), PACKAGES):
+    elif find_own([buffer, env], list_stock(type(buffer), "sample", PACKAGES), PACKAGES):
         for _ in range(count):
-            samples = buffer.sample(size, env=env)
-            yield None, [pick_inputs(samples) if packs else samples]
-        return
-    for samples, part in draw_samples(algorithm, count, size):
-        yield pack_minibatches(samples, part, algorithm.device)
+            yield None, [pick_inputs(buffer.sample(size, env=env))]
+    else:
+        for samples, part in draw_samples(algorithm, count, size):
+            yield pack_minibatches(samples, part, algorithm.device)
 
 
 def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, int]]:

@@ -1,4 +1,4 @@
-"""Stable-Baselines3: what off-policy algorithms with less work per step have in common.
+"""Stable-Baselines3: what off-policy algorithms that take less time have in common.
 
 A new one derives from `OffPolicyMixin` and the stock algorithm, and says what one gradient step is:
 
@@ -55,7 +55,7 @@ class Unread(NamedTuple):
 
 
 class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
-    """Learn and act with fewer operations, captured on a GPU. Put it in front of an off-policy algorithm."""
+    """Learn and act in compiled code on a CPU, captured on a GPU. Put it in front of an off-policy algorithm."""
 
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau")
     transient: ClassVar[tuple[str, ...]] = (
@@ -63,6 +63,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         *("_form", "_checks", "_is_learning", "_unfinished", "_writes", "_compiled", "_names", "_has_asked", "_stored"),
     )
     max_graphs: ClassVar[int] = 8
+    eager_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained
     _find_compiled, _predict_compiled = find_compiled, predict
     counts_each: ClassVar[int] = 0
     """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
@@ -95,8 +96,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make gradient steps, as the stock algorithm does."""
         batch_size = signature(super().train).parameters["batch_size"].default if batch_size is None else batch_size
         self._finish_update()
-        step, self._has_asked = self._find_update(), True
-        if self._update.stock or not (torch.is_grad_enabled() and gradient_steps):
+        stock, step, self._has_asked = self._find_stock(asks=False), self._update.step, True
+        if stock or not (torch.is_grad_enabled() and gradient_steps):
             step.reset()
             super().train(gradient_steps, batch_size)
             return
@@ -104,9 +105,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
         step.resume()
-        compiled = self._find_compiled(asks=False)[0] if step.reason else None
-        if compiled is not None:
-            self._log_history(run_compiled(self, compiled.update, gradient_steps, batch_size))
+        if self._compiled is not None:
+            self._log_history(run_compiled(self, self._compiled.update, gradient_steps, batch_size))
             return
         with fused(optimizers if step.reason else ()):
             self._make_steps(step, gradient_steps, batch_size)
@@ -134,9 +134,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make so many gradient steps with minibatches of this size; their last statistics are still to be read."""
         history: dict[str, list[float]] = {}
         unread, before, index = None, self._n_updates, 0
-        packs = self.device.type != "cpu" or not step.reason
         self._n_updates += self.counts_each
-        for form, batches in draw_minibatches(self, count, size, packs):
+        for form, batches in draw_minibatches(self, count, size):
             if unread is not None:
                 self._read_statistics(unread, history)
             self._form = form

@@ -98,10 +98,10 @@ class EntropyMixin(OffPolicyMixin):
 
 
 class TritonSAC(EntropyMixin, SAC):
-    """`SAC` with fewer operations in a gradient step; on a GPU, with captured gradient steps and captured acting.
+    """`SAC` whose gradient steps and acting are captured on a GPU, and compiled on a CPU where they can be.
 
     Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
-    a few kernels, and what is logged is read once per update. On a CPU, parameters are those of `SAC` up to rounding.
+    a few kernels, and what is logged is read once per update. Parameters are those of `SAC` up to rounding.
 
     Arguments are those of `SAC`, and `enabled` as of `TritonPPO`: with False it is `SAC`.
     """

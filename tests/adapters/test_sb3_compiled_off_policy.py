@@ -1,6 +1,7 @@
 """Compiled gradient steps and acting of Stable-Baselines3's off-policy algorithms against the stock ones."""
 
 import copy
+import re
 from functools import partial
 
 import numpy as np
@@ -191,6 +192,26 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
         assert model.learn(10, reset_num_timesteps=False)._compiled is None
     sentence = model.describe()
     assert sentence.startswith(LEFT) and reason in sentence and not model.is_accelerated
+
+
+SMALLER, LARGE = {"policy_kwargs": {"net_arch": [256, 256]}}, "with .* threads, PyTorch is faster: a layer has"
+
+
+@pytest.mark.parametrize(
+    "kind, options, threads, reason",
+    [
+        (TritonTD3, {}, 1, ""),
+        (TritonTD3, {}, 2, f"{LARGE} 120000 weights, minibatches are of 256"),
+        (TritonSAC, {}, 2, ""),
+        (TritonSAC, {}, 3, f"{LARGE} 65536 weights"),
+        (TritonDQN, SMALLER | {"batch_size": 128}, 8, ""),
+        (TritonDQN, SMALLER | {"batch_size": 129}, 4, LARGE),
+    ],
+)
+def test_large_minibatches_of_large_networks_are_left_to_several_threads(kind, options, threads, reason):
+    torch.set_num_threads(threads)
+    sentence = kind("MlpPolicy", "CartPole-v1" if is_discrete(kind) else "Pendulum-v1", **options).describe()
+    assert re.fullmatch(f"{LEFT}{reason}.*" if reason else COMPILED, sentence)
 
 
 def test_methods_that_a_class_gets_later_are_called():

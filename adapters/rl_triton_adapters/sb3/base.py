@@ -147,8 +147,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             self._acting = CapturedStep(self._compute_actions, modules=actors, enabled=enabled)
             is_asked_for = not self.enabled or find_off_switch()
             if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
-                text = f"{type(self).__name__} trains as the stock algorithm: {stock}"
-                warn(text, RuntimeWarning, stacklevel=3)
+                warn(f"{type(self).__name__} trains as the stock algorithm: {stock}", RuntimeWarning, stacklevel=3)
         return step
 
     def _forget_inputs(self) -> None:

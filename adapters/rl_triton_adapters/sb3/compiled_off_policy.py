@@ -22,6 +22,7 @@ from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
 KINDS = (QNetwork, ContinuousCritic, GaussianActor, Actor)  # called of a policy: MLPs on flat observations
+MOST_PRODUCTS = 2**25  # of a layer and a minibatch, times threads, which share PyTorch's; from four on, calls decide
 
 
 class Networks(NamedTuple):
@@ -103,6 +104,10 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
         return "observations are a Dict"
     if type(distribution) not in (type(None), SquashedDiagGaussianDistribution):
         return f"actions have a {type(distribution).__name__}"
+    size, threads = algorithm.batch_size, torch.get_num_threads()
+    weights = max(x.numel() for x in algorithm.policy.parameters())
+    if weights * size * min(threads, 4) > MOST_PRODUCTS:
+        return f"with {threads} threads, PyTorch is faster: a layer has {weights} weights, minibatches are of {size}"
     own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)
     ours = list_stock(type(algorithm), "_make_step", ("rl_triton_adapters",))
     return own or find_own([algorithm], ours, ("rl_triton_adapters", *PACKAGES))
@@ -134,9 +139,8 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
             choices.append(algorithm._choose_parts(index))
             index += 1
             algorithm._n_updates += algorithm.counts_each if index < count else 0
-        random, samples = torch.get_rng_state(), make_transitions(algorithm, drawn)
-        width = drawn.actions.shape[1]
-        samples = samples._replace(**algorithm._draw_noise(part, size, width))
+        random, width = torch.get_rng_state(), drawn.actions.shape[1]
+        samples = make_transitions(algorithm, drawn)._replace(**algorithm._draw_noise(part, size, width))
         try:
             rows = update.run(samples, size, **algorithm._list_numbers(choices)).tolist()
         except ValueError:  # something has changed, by which it is not compiled
@@ -147,9 +151,8 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
             torch.set_rng_state(random)
             algorithm._draw_noise(len(made), size, width)
         for i in range(len(made), part):
-            parts = (None if x is None else torch.from_numpy(x[i * size : (i + 1) * size]) for x in drawn)
-            batch = ReplayBufferSamples._make(parts)
-            row = algorithm._make_step(batch, *choices[i]).tolist()
+            parts: Any = (None if x is None else torch.from_numpy(x[i * size : (i + 1) * size]) for x in drawn)
+            row = algorithm._make_step(ReplayBufferSamples(*parts), *choices[i]).tolist()
             found.append(dict(zip(algorithm._names[choices[i]], row, strict=False)))
         for statistics in found:
             for name, x in statistics.items():

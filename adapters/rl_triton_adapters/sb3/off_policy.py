@@ -179,8 +179,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _list_modules(self) -> list[nn.Module]:
         """The networks that a callback has put in the place of the policy's, too."""
-        own, inside = vars(self), self.policy._modules.values()
-        networks = [own[name] for name in NETWORKS if name in own]
+        networks, inside = map(vars(self).get, NETWORKS), self.policy._modules.values()
         return [self.policy, *(x for x in networks if isinstance(x, nn.Module) and x not in inside)]
 
     def _choose_parts(self, index: int) -> tuple[Any, ...]:
@@ -208,8 +207,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def _raise_refusal(self, batches: list[Any]) -> None:
         """Raise the error of the distribution that has refused its arguments in one of these gradient steps."""
-        for batch in batches:
-            samples = self._unpack(batch)
+        for samples in map(self._unpack, batches):
             for observations in (samples.observations, samples.next_observations):
                 self.actor(observations)
         raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")

@@ -21,7 +21,7 @@ PREFIX = "rl_triton_adapters."
 MODULES = {
     "stable_baselines3": ("sb3", "sb3.enabling", ""),
     "sb3_contrib": ("sb3-contrib", "sb3.enabling", "list_contrib_places"),
-    "ray.rllib.algorithms": ("rllib", "rllib.algorithms", "list_places"),
+    "ray.rllib.algorithms": ("rllib", "rllib.config", "list_places"),
     "rsl_rl.algorithms": ("rsl-rl", "rsl_rl", ""),
     "rl_games.algos_torch.a2c_continuous": ("rl-games", "rl_games", ""),
     "rl_games.algos_torch.a2c_discrete": ("rl-games", "rl_games", ""),

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters.common.deferral import Deferral, read_numbers
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.update import Deferral, read_numbers
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core.extending import warn
 from rl_triton_core.losses import grpo_loss, linear_token_log_probs

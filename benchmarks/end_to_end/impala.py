@@ -41,7 +41,7 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 def build_learner(setting: Setting, name: str, make_vtrace: Callable[..., Any]) -> Any:
     """A learner in this process, its V-Trace as one makes it of RLlib's or ours."""
     from rl_triton_adapters import rllib
-    from rl_triton_adapters.common.copies import copy_function
+    from rl_triton_adapters.common.overrides import copy_function
 
     module = import_module(f"ray.rllib.algorithms.{setting.env.lower()}")
     config = prepare_config(getattr(module, f"{setting.env}Config")(), setting)

@@ -84,7 +84,7 @@ def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
 
     If updates are captured, it belongs to the connector: a graph cannot hold the watch's events.
     """
-    from rl_triton_adapters.common.copies import copy_function
+    from rl_triton_adapters.common.overrides import copy_function
 
     for module_id in () if is_captured else learner.module.keys():
         module = learner.module[module_id]

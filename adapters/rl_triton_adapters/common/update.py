@@ -237,3 +237,21 @@ class DeferredChecks(TorchFunctionMode):
     def mark_refused(self, log_probs: Tensor) -> Tensor:
         """Replace log-probabilities by NaN if a check does not hold."""
         return log_probs.where(~self.has_failed(), nan) if self.results else log_probs
+
+
+class Deferral(TorchFunctionMode):
+    """Inside, `item` returns a tensor, and `torch.tensor` copies no number: metrics wait for the device once, later."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is Tensor.item:
+            return args[0].detach()
+        if function is torch.tensor and isinstance(args[0], float):
+            return torch.full((), *args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))
+
+
+def read_numbers(values: list[Any]) -> list[Any]:
+    """The values with tensors of one element as numbers; the host waits once."""
+    waiting = [x for x in values if isinstance(x, Tensor)]
+    numbers = iter(torch.stack([x.float() for x in waiting]).tolist() if waiting else ())
+    return [next(numbers) if isinstance(x, Tensor) else x for x in values]

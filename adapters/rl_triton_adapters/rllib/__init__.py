@@ -5,7 +5,7 @@ One call turns them on, before the algorithm is built, and one flag off again:
     config = enable_triton(PPOConfig().environment("CartPole-v1"))
     config.learners(learner_config_dict={"rl_triton": False})
 
-Dicts, Ray Tune and YAML have the names "TritonPPO", "TritonIMPALA" and "TritonAPPO", see `algorithms`.
+Dicts, Ray Tune and YAML have the names "TritonPPO", "TritonIMPALA" and "TritonAPPO", see `config`.
 For PPO a piece of the learner's connector pipeline is replaced while the pipeline runs; for IMPALA and APPO the
 function `vtrace_torch`, in the learner's loss and nowhere else. An update takes less time than RLlib's, see `Update`.
 Tensors stay where they are. All else is RLlib's own.
@@ -16,9 +16,8 @@ A learner compiles what it needs when it is built, logs one line that says what 
 from rl_triton_adapters.common.versions import explain_import
 
 try:
-    from rl_triton_adapters.rllib.algorithms import TritonAPPO, TritonIMPALA, TritonPPO
     from rl_triton_adapters.rllib.check import check_ray
-    from rl_triton_adapters.rllib.config import check_learners, enable_triton
+    from rl_triton_adapters.rllib.config import TritonAPPO, TritonIMPALA, TritonPPO, check_learners, enable_triton
     from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation
     from rl_triton_adapters.rllib.learners import (
         TritonAPPOTorchLearner,

@@ -12,7 +12,7 @@ import torch
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 from torch import Tensor
 
-from rl_triton_adapters.common.copies import copy_function
+from rl_triton_adapters.common.overrides import copy_function
 from rl_triton_adapters.common.switch import with_switch
 from rl_triton_core import compute_vtrace
 

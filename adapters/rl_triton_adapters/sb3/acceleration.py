@@ -7,29 +7,31 @@ A new one derives from `AcceleratedMixin` and the stock algorithm, and says what
         def _make_updates(self, update): ...  # all steps of `train`, and the logs
 """
 
+from inspect import signature
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.utils import explained_variance
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
-from rl_triton_adapters.common.overrides import find_own, list_stock
+from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
-from rl_triton_adapters.sb3.acting import ActingMixin
+from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
-from rl_triton_adapters.sb3.compiled import compile_update
-from rl_triton_adapters.sb3.policies import detach_distribution
+from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
+from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
 from rl_triton_core.capture import CapturedStep
 
 
-class AcceleratedMixin(ActingMixin):
-    """Update and act with fewer operations, captured on a GPU. Put it in front of an on-policy algorithm."""
+class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
+    """Update and act in compiled code on a CPU, captured on a GPU. Put it in front of an on-policy algorithm."""
 
     fields: ClassVar[tuple[str, ...]] = ("observations", "actions", "values", "log_probs", "advantages", "returns")
     """The attributes of the rollout buffer that a step reads."""
@@ -40,8 +42,11 @@ class AcceleratedMixin(ActingMixin):
         *("_compiled", "_asks", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
     )
 
+    _asks = True
     _chooses_buffer = False
     _clip_ranges: dict[str, Any]
+    _compiled: Compiled | None = None
+    _find_compiled = find_compiled
     _parameters: list[torch.Tensor]
     _rollout: dict[str, Any]
 
@@ -155,6 +160,72 @@ class AcceleratedMixin(ActingMixin):
         """Log numbers of an update in this order: the stock algorithm's, which a log may keep."""
         for name, x in numbers.items():
             self.logger.record(f"train/{name}", x, **({"exclude": "tensorboard"} if name == "n_updates" else {}))
+
+    # -- acting, in the place of the policy's `forward` and `predict_values` while a rollout is collected --------------
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
+        if not self.is_accelerated or "forward" in vars(self.policy):
+            return super().collect_rollouts(*args, **kwargs)
+        methods = {"forward": self._act, "set_training_mode": self._modes.set_mode}
+        if self.device.type == "cpu" and not find_override(self.policy, ["predict_values"], PACKAGES):
+            methods["predict_values"] = self._predict_values
+        self._asks = True
+        with replace_methods(self.policy, **methods):
+            return super().collect_rollouts(*args, **kwargs)
+
+    def _act_compiled(self, *inputs: Any, **options: Any) -> Any:
+        """As `act`; None where the policy does something else, which is asked when it first acts in a rollout."""
+        if self.acts_exactly or self._update.is_captured or torch.is_grad_enabled():
+            return None
+        if self._asks or (self._compiled is not None and not self._compiled.is_of(self.policy)):
+            self._asks = False
+            self._find_compiled(asks=False)
+        detach_distribution(self.policy)
+        return None if self._compiled is None else act(self, *inputs, **options)
+
+    def _predict_values(self, obs: Any) -> Any:
+        """Return what the policy's `predict_values` does."""
+        values = self._act_compiled(obs, values_alone=True)
+        return type(self.policy).predict_values(self.policy, obs) if values is None else values
+
+    def _act(self, obs: Any, deterministic: bool = False, *rest: Any, **masks: Any) -> tuple[torch.Tensor, ...]:
+        """Return what the policy's `forward` does, in host memory; where that raises an error, so does this."""
+        if rest:
+            given = signature(type(self.policy).forward).bind(self.policy, obs, deterministic, *rest)
+            masks |= dict([*given.arguments.items()][3:])
+        results: tuple[torch.Tensor, ...] | None = None if deterministic else self._act_compiled(obs, **masks)
+        if results is not None:
+            return results
+        assert self._acting is not None
+        if not (deterministic or self._acting.reason or torch.is_grad_enabled()):
+            detach_distribution(self.policy)
+            results = self._act_once(obs, masks)
+            if not results[2].isnan().any():
+                return results
+        more = {"deterministic": True, **masks} if deterministic else masks
+        return type(self.policy).forward(self.policy, obs, **more)
+
+    def _compute_actions(self, observations: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Actions, and everything as one row of floats per environment: actions, value, log-probability."""
+        has_masks = masks.get("action_masks") is not None
+        if find_head(self.policy) is not None and has_masks == hasattr(self.policy.action_dist, "apply_masking"):
+            actions, values, log_probs = draw_actions(self.policy, observations, **masks)
+        else:
+            with kept_distribution(self.policy), DeferredChecks() as checks:
+                actions, values, log_probs = type(self.policy).forward(self.policy, observations, **masks)
+            log_probs = checks.mark_refused(log_probs)
+        columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
+        return actions, torch.cat([x.float() for x in columns], dim=1)
+
+    def _act_once(self, obs: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+        """The results of a captured step of acting, by one copy."""
+        assert self._acting is not None
+        masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
+        actions, packed = self._acting(obs, masks)
+        rows = packed.cpu()
+        chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
+        return chosen, rows[:, -2:-1], rows[:, -1]
 
     # -- the rollout, as steps read it ---------------------------------------------------------------------------------
 

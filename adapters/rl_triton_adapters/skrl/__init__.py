@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters.common.check import with_check
-from rl_triton_adapters.common.copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_import, explain_version

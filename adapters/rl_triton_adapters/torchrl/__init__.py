@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters.common.copies import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
 from rl_triton_adapters.common.switch import with_switch
 from rl_triton_adapters.common.versions import explain_import, explain_version
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace

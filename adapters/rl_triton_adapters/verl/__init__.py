@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 import rl_triton_core
-from rl_triton_adapters.common.deferral import Deferral, read_numbers
 from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.update import Deferral, read_numbers
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number

@@ -19,7 +19,7 @@ from updates import KINDS, build_learner, make_config
 
 from rl_triton_adapters import rllib
 from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, TritonPPO, TritonPPOTorchLearner, enable_triton
-from rl_triton_adapters.rllib.algorithms import FlaggedPPO, add_names
+from rl_triton_adapters.rllib.config import FlaggedPPO, add_names
 
 SMALL = {"env": "CartPole-v1", "num_env_runners": 0, "num_learners": 0, "_model_config": {"fcnet_hiddens": [16]}}
 

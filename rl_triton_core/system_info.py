@@ -27,6 +27,7 @@ TESTED = {
     "skrl": "2.1",
     "stable-baselines3": "2.9",
     "torchrl": "0.14",
+    "trl": "1.16",
     "verl": "0.9",
 }
 """The newest versions that the tests have seen."""

@@ -127,6 +127,8 @@ def prepare(options: Any) -> list[str]:
 def run(options: Any) -> NoReturn:
     """Become the command."""
     command = prepare(options)
+    if reason := find_off_switch():
+        sys.stderr.write(f"rl-triton: nothing is switched on: {reason}\n")
     for name in {"SIGPIPE", "SIGXFSZ"} & {*signal.Signals.__members__}:  # which Python ignores, and commands do not
         signal.signal(signal.Signals[name], signal.SIG_DFL)
     os.execve(shutil.which(command[0]) or command[0], command, os.environ)

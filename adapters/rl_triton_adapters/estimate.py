@@ -23,7 +23,7 @@ from rl_triton_core.cli.doctor import Finding, check_threads
 from rl_triton_core.cli.output import Report, Table
 from rl_triton_core.extending import say
 
-HELP = "Run the first iterations of a command twice, without and with adapters, and say what is gained."
+HELP = "Run iterations of Stable-Baselines3 in a command, without and with adapters, and say what is gained."
 PARTS = ("acting", "environments", "updates", "whole")
 ITERATIONS, SECONDS = 3, 3.0  # that are timed at least: iterations of off-policy algorithms are short
 add_arguments = auto.add_arguments
@@ -113,7 +113,7 @@ def run(options: Any) -> Report:
             process = subprocess.Popen(command, env=env, stdout=2)
             last.callback(process.wait)  # at Ctrl-C, which the command gets too: it may save something
             status = process.wait()
-            when = "" if path.exists() else ", before two updates of Stable-Baselines3"
+            when = "" if path.exists() else ", before two updates of Stable-Baselines3, which alone is timed"
             if status or when:
                 text = f"{arm}: the command ended with status {status}{when}"
                 return Report({"error": text}, [text], 1)

@@ -59,3 +59,9 @@ def test_what_is_left_as_it_is(environment, line, tmp_path):
     contrib = "rl_triton_adapters.sb3.contrib_off_policy" if "switched on" in line else "sb3_contrib.tqc.tqc"
     assert status == 0 and f"stable_baselines3.ppo.ppo {contrib}\n" in text, text
     assert bool(line) == ("rl-triton: " in text) and line in text
+
+
+def test_what_runs_nothing_says_so(tmp_path):
+    text, _, status = run_program(tmp_path, "-c", IMPORT, run=[], RL_TRITON="0")
+    assert text.count("rl-triton: ") == 1 and status == 0 and "stable_baselines3.ppo.ppo sb3_contrib.tqc.tqc\n" in text
+    assert "rl-triton: nothing is switched on: RL_TRITON=0 in the environment\n" in text

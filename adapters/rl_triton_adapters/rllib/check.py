@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,12 +84,8 @@ def check_ray() -> None:
 
 def compare_results() -> Iterator[tuple[str, Any, Any]]:
     """Yield what RLlib's pieces compute, each with what is expected."""
-    episodes = [
-        SingleAgentEpisode(
-            observations=[0] * 3, actions=[0] * 2, rewards=[0.0] * 2, terminated=end, len_lookback_buffer=0
-        )
-        for end in (True, False)
-    ]
+    make = partial(SingleAgentEpisode, len_lookback_buffer=0)
+    episodes = [make(observations=[0] * 3, actions=[0] * 2, rewards=[0.0] * 2, terminated=x) for x in (True, False)]
     batch = AddOneTsToEpisodesAndTruncate()(rl_module=None, batch={}, episodes=episodes, shared_data={})
     names = (Columns.TERMINATEDS, Columns.TRUNCATEDS)
     yield "flags", [np.concatenate([*batch[name].values()]) for name in names], [SLOTS[name] for name in names]

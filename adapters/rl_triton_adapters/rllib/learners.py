@@ -85,8 +85,9 @@ class TritonLearner(TorchLearner):
         if self._flags.rl_triton:  # an error in a loss ends IMPALA's learner thread, and the algorithm waits for it
             check_backend(self._flags.rl_triton_backend, self._device)
             self.uses_triton = True
-            for update in self.triton_update.find_compiled()[0].values() if self._device.type == "cpu" else ():
-                update.compile()
+            updates = self.triton_update.find_compiled()[0] if self._device.type == "cpu" else {}
+            if (seconds := sum(update.compile() for update in updates.values())) > 1:
+                logger.warning("Compiled the updates in %.1f s; other processes load them from disk", seconds)
 
     def describe(self) -> str:
         """What this learner, which is built, computes with, in words."""

@@ -3,6 +3,8 @@
 Updates are compiled before they train; RLlib's algorithms and ours load each other's checkpoints.
 """
 
+import re
+
 import numpy as np
 import pytest
 
@@ -125,6 +127,7 @@ from small import small
 
 ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
 config = small(PPOConfig(), train_batch_size_per_learner=240).env_runners(rollout_fragment_length=20)
+config.debugging(log_level="WARN")
 algorithm = enable_triton(config).build_algo()
 """
 TRAIN = """
@@ -134,12 +137,15 @@ algorithm.stop()
 """
 
 
-def test_updates_are_compiled_when_the_learner_is_built(private):
-    """What is small, estimators and losses, is compiled when it is first called."""
-    count = "print(compile.compile_callback.cache_info().misses)\n"
-    program = "from rl_triton_core._internal.mlp import compile\n" + BUILD + count + TRAIN + count
-    built, trained = run_with_paths(program, **private).split()[-2:]
+def test_updates_are_compiled_when_the_learner_is_built(private, tmp_path):
+    """And a line says so. What is small, estimators and losses, is compiled when it is first called."""
+    count = "print('misses', compile.compile_callback.cache_info().misses)\n"
+    program = "import sys\nsys.stderr = sys.stdout\nfrom rl_triton_core._internal.mlp import compile\n"
+    program += BUILD + count + TRAIN + count
+    text = run_with_paths(program, **private, NUMBA_CACHE_DIR=str(tmp_path))
+    built, trained = re.findall(r"^misses (.*)$", text, re.MULTILINE)
     assert trained == built > "1"
+    assert len(re.findall(r"Compiled the updates in [\d.]+ s; other processes load them from disk", text)) == 1
 
 
 @pytest.mark.parametrize(("name", "num_learners"), [("PPO", 1), ("IMPALA", 0), ("APPO", 0)])

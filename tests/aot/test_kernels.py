@@ -90,15 +90,15 @@ WIDTHS = {1: ".b8", 4: ".b32", 8: ".v2.b32", 16: ".v4.b32"}
 BUDGETS = {
     "3.6": {
         "env-major": "40 72 72 72 40 40 40 56 40 40 48 64 56 48 64 96 80 112 96 80 112 120 96 80 64 64",
-        "time-major": "64 112 96 184 96 120 104 168 96 120 80 160 104 112 160 168 96 72 104 96 80",
+        "time-major": "64 112 96 80 184 96 120 112 144 80 80 80 168 96 112 96 144 152 96 72 112 80 80",
     },
     "3.7": {
-        "env-major": "48 72 72 72 48 48 48 64 48 48 48 64 64 48 64 96 80 112 96 80 112 120 96 152 64 64",
-        "time-major": "64 80 96 168 104 104 112 144 80 88 96 160 96 88 152 152 96 96 112 80 96",
+        "env-major": "48 72 72 72 48 40 48 64 48 48 48 64 56 40 64 96 80 112 96 80 112 120 96 112 64 64",
+        "time-major": "64 80 96 64 168 104 104 96 144 80 96 96 160 96 88 96 152 152 96 64 96 80 96",
     },
     "3.8": {
-        "env-major": "48 80 88 88 48 40 48 72 56 48 48 64 72 48 64 96 80 112 96 80 112 128 96 112 72 64",
-        "time-major": "64 80 96 144 88 104 120 144 96 96 96 168 96 80 152 160 96 64 120 96 96",
+        "env-major": "48 72 72 72 48 40 48 64 48 48 48 64 56 40 64 96 72 112 96 72 112 112 96 96 64 64",
+        "time-major": "64 80 96 64 144 88 104 104 144 80 96 96 144 96 80 96 152 144 96 64 104 80 96",
     },
 }
 """The most that a thread needs, for every row of the table, in eights as they are given out, from a Triton on."""
@@ -127,15 +127,16 @@ def test_every_row_reads_and_writes_every_number_once(order, row):
 
 def count_accesses(window, launch):
     """Of a chunk: every tensor's numbers, loaded for the next tile too where there is one; and what follows a chunk."""
-    found, tiles = Counter(), 1 if backend.kernel_config(window, launch).ONE_TILE else 2
+    config = backend.kernel_config(window, launch)
+    found, tiles = Counter(), 1 if config.ONE_TILE else 2
     read = *window.inputs, window.gamma, window.next_values, window.terminated, window.truncated, window.mask
     for verb, tensors, times in (("ld", read, tiles), ("st", window.outputs, 1)):
         for x in filter(torch.is_tensor, tensors):
             size = launch.unroll * x.itemsize
             at_once = min(16, size) if window.layout.is_env_major else x.itemsize
             found[verb + WIDTHS[at_once]] += times * size // at_once
-    if not (window.recurrence.backward or window.starts_at) and window.layout.is_env_major:
-        # The flag before each chunk; in the other layout its last step's is not read instead.
+    if config.TOGETHER and not (window.recurrence.backward or window.starts_at):
+        # The flag before each chunk, which else is loaded as its last step's is.
         found["ld" + WIDTHS[window.terminated.itemsize]] += tiles
     num_lookahead = window.inputs[: window.recurrence.num_lookahead]
     found["ld.b32"] += tiles * sum(x is not None for x in num_lookahead)

@@ -211,6 +211,7 @@ def kernel_config(
         DTYPE=tl.float32 if problem.dtype.is_floating_point else tl.int64,
         WIDE=layout.is_wide,
         VECTOR=(find_vector_width(layout.across) if general is None else 1) if layout.is_env_major else 0,
+        TOGETHER=layout.is_env_major or (row.chunks > 1 and row.unroll > 4),  # others compile fast and run faster
         EVEN=is_whole and layout.steps % row.steps == 0 and layout.lanes % row.block_lanes == 0,
         ACTIONS=(number if number <= MAX_UNROLLED_ACTIONS else 0) if general is None else general.num_actions,
         ALIGNED=find_vector_width(layout.action_strides) if general is None and number else 1,

@@ -65,6 +65,8 @@ class KernelConfig:
     """Whether offsets need 64 bits."""
     VECTOR: int
     """Divides all strides between lanes where steps lie side by side in memory; 0 where lanes do."""
+    TOGETHER: bool
+    """Whether one load reads a tile's steps; where lanes lie side by side, it is compiled several times as fast."""
     EVEN: bool
     """Whether tiles fill the rollout."""
     ACTIONS: int

@@ -96,10 +96,15 @@ def locate_neighbor(place, CONFIG: tl.constexpr):
 
 @triton.jit
 def unroll_place(place, CONFIG: tl.constexpr):
-    """A tile's place and its t in the order of memory, both with a last dimension for the steps of a chunk."""
+    """A tile's place and its t in the order of memory, with a dimension for a chunk's steps: the last or the first."""
     group, lane, start, first, end, lanes, strides = place
-    t = start[:, :, None] + tl.arange(0, 1 << CONFIG.LOG_UNROLL)[None, None, :]  # [CHUNKS, 1 or BLOCK_LANES, UNROLL]
-    return Place(group, lane[:, :, None], t, first, end[:, :, None], lanes, strides), t
+    step = tl.arange(0, 1 << CONFIG.LOG_UNROLL)
+    if CONFIG.VECTOR:
+        t = start[:, :, None] + step[None, None, :]  # [CHUNKS, 1 or BLOCK_LANES, UNROLL]
+        return Place(group, lane[:, :, None], t, first, end[:, :, None], lanes, strides), t
+    else:
+        t = start[None, :, :] + step[:, None, None]
+        return Place(group, lane[None, :, :], t, first, end[None, :, :], lanes, strides), t
 
 
 @triton.jit
@@ -213,29 +218,48 @@ def join_steps(parts, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def locate_steps(stream, place, CONFIG: tl.constexpr):
+    """Pointers to the steps of a tile, and whether they are inside.
+
+    [CHUNKS, BLOCK_LANES, UNROLL] where steps lie side by side in memory; where lanes do, [UNROLL, CHUNKS, BLOCK_LANES].
+    """
+    whole, t = unroll_place(place, CONFIG)
+    if CONFIG.VECTOR:
+        pointers = get_pointers(stream, whole, t, CONFIG.VECTOR)
+    else:
+        step = tl.cast(get_strides(stream, place)[1], tl.int64)
+        at = tl.arange(0, 1 << CONFIG.LOG_UNROLL) * step
+        pointers = get_pointers(stream, place, place.start)[None, :, :] + at[:, None, None]
+        # Triton spreads threads by what it takes to be contiguous: along lanes, of which each has one, then chunks.
+        pointers = tl.multiple_of(tl.max_contiguous(pointers, [1, 2, 4]), [1, 1, 1])
+    return pointers, is_inside(whole, t, CONFIG)
+
+
+@triton.jit
+def locate_one(stream, place, i: tl.constexpr, CONFIG: tl.constexpr):
+    """Pointers to the chunks' steps of scan order i, [CHUNKS, BLOCK_LANES], and whether they are inside."""
+    at = (1 << CONFIG.LOG_UNROLL) - 1 - i if CONFIG.BACKWARD else i
+    step = tl.cast(get_strides(stream, place)[1], tl.int64)
+    return get_pointers(stream, place, place.start) + at * step, is_inside(place, place.start + at, CONFIG)
+
+
+@triton.jit
 def load_steps(stream, place, DTYPE: tl.constexpr, CONFIG: tl.constexpr):
     """The chunks' steps, 0 where they are not inside; an empty tuple if there is no stream."""
-    UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
     steps = ()
     if stream is None:
         pass
-    elif CONFIG.VECTOR:
-        whole, t = unroll_place(place, CONFIG)
-        pointers = get_pointers(stream, whole, t, CONFIG.VECTOR)  # [CHUNKS, BLOCK_LANES, UNROLL]
-        if CONFIG.EVEN:
-            tile = tl.load(pointers)
-        else:
-            tile = tl.load(pointers, mask=is_inside(whole, t, CONFIG), other=0)
-        steps = reorder_steps(split_steps(convert_loaded(tile, DTYPE), CONFIG), CONFIG)
+    elif CONFIG.TOGETHER:
+        pointers, inside = locate_steps(stream, place, CONFIG)
+        tile = tl.load(pointers) if CONFIG.EVEN else tl.load(pointers, mask=inside, other=0)
+        tile = convert_loaded(tile, DTYPE)
+        if not CONFIG.VECTOR:
+            tile = tl.permute(tile, (1, 2, 0))
+        steps = reorder_steps(split_steps(tile, CONFIG), CONFIG)
     else:
-        pointers = get_pointers(stream, place, place.start)  # [CHUNKS, BLOCK_LANES]
-        step = tl.cast(get_strides(stream, place)[1], tl.int64)
-        for i in tl.static_range(UNROLL):
-            at = UNROLL - 1 - i if CONFIG.BACKWARD else i
-            if CONFIG.EVEN:
-                loaded = tl.load(pointers + at * step)
-            else:
-                loaded = tl.load(pointers + at * step, mask=is_inside(place, place.start + at, CONFIG), other=0)
+        for i in tl.static_range(1 << CONFIG.LOG_UNROLL):
+            pointers, inside = locate_one(stream, place, i, CONFIG)
+            loaded = tl.load(pointers) if CONFIG.EVEN else tl.load(pointers, mask=inside, other=0)
             steps = steps + (convert_loaded(loaded, DTYPE),)
     return steps
 
@@ -243,24 +267,16 @@ def load_steps(stream, place, DTYPE: tl.constexpr, CONFIG: tl.constexpr):
 @triton.jit
 def store_steps(stream, place, steps, CONFIG: tl.constexpr):
     """The inverse of `load_steps`."""
-    UNROLL: tl.constexpr = 1 << CONFIG.LOG_UNROLL
-    if CONFIG.VECTOR:
-        whole, t = unroll_place(place, CONFIG)
-        pointers = get_pointers(stream, whole, t, CONFIG.VECTOR)
+    if CONFIG.TOGETHER:
+        pointers, inside = locate_steps(stream, place, CONFIG)
         tile = join_steps(reorder_steps(steps, CONFIG), CONFIG)
-        if CONFIG.EVEN:
-            tl.store(pointers, tile)
-        else:
-            tl.store(pointers, tile, mask=is_inside(whole, t, CONFIG))
+        if not CONFIG.VECTOR:
+            tile = tl.permute(tile, (2, 0, 1))
+        tl.store(pointers, tile, mask=None if CONFIG.EVEN else inside)
     else:
-        pointers = get_pointers(stream, place, place.start)
-        step = tl.cast(get_strides(stream, place)[1], tl.int64)
-        for i in tl.static_range(UNROLL):
-            at = UNROLL - 1 - i if CONFIG.BACKWARD else i
-            if CONFIG.EVEN:
-                tl.store(pointers + at * step, steps[i])
-            else:
-                tl.store(pointers + at * step, steps[i], mask=is_inside(place, place.start + at, CONFIG))
+        for i in tl.static_range(1 << CONFIG.LOG_UNROLL):
+            pointers, inside = locate_one(stream, place, i, CONFIG)
+            tl.store(pointers, steps[i], mask=None if CONFIG.EVEN else inside)
 
 
 @triton.jit

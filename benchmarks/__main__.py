@@ -62,14 +62,14 @@ BENCHMARKS = {
     "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
     "multi_gpu": Benchmark("multi_gpu", ("tqdm",)),
     "learning": Benchmark("learning", ("stable_baselines3",)),
-    "same_learning": Benchmark("learning", ("stable_baselines3", "sb3_contrib"), "sb3"),
-    "same_learning_rllib": Benchmark("learning", RAY, "rllib"),
+    "same_learning": Benchmark("learning", ("stable_baselines3", "sb3_contrib"), "train_sb3"),
+    "same_learning_rllib": Benchmark("learning", RAY, "train_rllib"),
     "cleanrl": Benchmark("end_to_end.cleanrl", ("tqdm",)),
     "sb3": Benchmark("end_to_end.sb3", ("stable_baselines3", "gymnasium")),
     "off_policy": Benchmark("off_policy", ("stable_baselines3", "sb3_contrib")),
     "torchrl": Benchmark("end_to_end.torchrl", ("torchrl", "tensordict")),
     "rllib": Benchmark("end_to_end.rllib", RAY),
-    "impala": Benchmark("end_to_end.impala", RAY),
+    "impala": Benchmark("end_to_end.rllib", RAY),
     "rllib_training": Benchmark("rllib_training", RAY),
 }
 

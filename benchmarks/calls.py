@@ -10,10 +10,8 @@ from benchmarks import harness
 from benchmarks.providers import REGISTRY, Expected, Provider
 from benchmarks.results import Row, describe_failure, make_row
 from benchmarks.settings import TABLE, combine
-from benchmarks.workloads import ESTIMATORS, Inputs, Workload, count_bytes, draw_inputs
-from rl_triton_core.testing import relative_error
+from benchmarks.workloads import ESTIMATORS, Inputs, Workload, draw_inputs
 
-TOLERANCE = 1e-5  # the largest ‖x − exact‖ / ‖exact‖ of an arm that counts; float32 loops stay well below
 LARGEST_COMPILED = 1 << 27
 MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64  # of a rollout with more cells only some environments are verified
 LOOP_LONGEST = 1024
@@ -66,7 +64,7 @@ class Suite(NamedTuple):
             elif call is not None:
                 calls[name] = call
         host_only = [name for name in calls if not REGISTRY[name].captured]
-        moved = count_bytes(workload)
+        moved = sum(x.nbytes for x in oracle.inputs.values()) + 4 * workload.cells * len(workload.spec.outputs)
         yield from harness.measure_arms(calls, options.device, options.seconds, self.ours, host_only, moved)
 
 
@@ -96,8 +94,7 @@ class Oracle:
         chosen = list_tensors(found)
         if self.envs is not None:
             chosen = [x.index_select(1 - self.workload.time_dim, self.envs) for x in chosen]
-        pairs = zip(map(provider.select_written, chosen), self.known[expected], strict=True)
-        return float(torch.tensor([relative_error(x, want) for x, want in pairs]).max())
+        return harness.find_error(map(provider.select_written, chosen), self.known[expected])
 
 
 def prepare_arm(name: str, oracle: Oracle, device: str) -> tuple[harness.Call | None, str]:
@@ -111,7 +108,8 @@ def prepare_arm(name: str, oracle: Oracle, device: str) -> tuple[harness.Call | 
             error = oracle.find_error(provider, call()) if call is not None and provider.verified else 0.0
     except Exception as failure:  # an arm that fails must not end the run
         return None, describe_failure(failure)
-    return (call, "") if error <= TOLERANCE else (None, f"wrong: its relative error is {error:.3g}")
+    note = harness.describe_error(error)
+    return None if note else call, note
 
 
 def list_tensors(found: Any) -> list[torch.Tensor]:

@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from argparse import Namespace
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, wait
 from functools import cache
 from typing import Any
@@ -23,7 +23,7 @@ from torch import distributed
 
 from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
-from rl_triton_core.testing import assert_close
+from rl_triton_core.testing import assert_close, relative_error
 
 Call = Callable[[], Any]
 FLOORS = ("null", "torch_add", "floor")  # arms that compute something less, with which nothing is compared
@@ -31,6 +31,7 @@ TURNS, BURST = 5, 50
 SECONDS = 1.0  # about how long an arm is timed: slow calls come in shorter bursts
 PROCESSES = min(14, os.cpu_count() or 1)  # that compile: each takes some memory of the GPU
 A_DAY = 86_400.0
+TOLERANCE = 1e-5  # the largest error of an arm that counts; float32 loops stay well below
 
 
 def measure_arms(
@@ -122,6 +123,15 @@ def make_ratio(arm: str, metric: str, times: dict[str, list[float]], note: str =
     return make_row(arm, metric, "×", [a / b for a, b in zip(times["stock"], times[arm], strict=True)], note)
 
 
+def run_pass(function: Callable[..., Any], leaves: Sequence[torch.Tensor], *given: Any) -> None:
+    """Forward, and with the gradients of all that is found by some tensors, if any."""
+    with torch.set_grad_enabled(bool(leaves)):
+        found = function(*given)
+    if leaves:
+        results = found if isinstance(found, tuple) else (found,)
+        torch.autograd.grad([x.sum() if x.ndim else x for x in results], leaves, allow_unused=True)
+
+
 def compare_parameters(name: str, got: torch.nn.Module, want: torch.nn.Module, rtol: float = 1e-3) -> None:
     for x, y in zip(got.parameters(), want.parameters(), strict=True):
         assert_close(x, y, rtol=rtol, name=name)
@@ -164,15 +174,25 @@ def measure_device(name: str, call: Call, **setting: Any) -> Row:
     return make_row(name, "device", "µs", [1e3 * x for x in times], **setting)
 
 
-def measure_memory(call: Call) -> float:
-    """The peak of a call that is warm, on a GPU, beyond what there is before."""
+def measure_memory(call: Call, kind: str = "allocated") -> float:
+    """The peak of a call on a GPU beyond what there is before: what is allocated, or what is reserved, graphs too."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = getattr(torch.cuda, f"memory_{kind}")()
     call()
-    return (torch.cuda.max_memory_allocated() - before) / 2**20
+    return float(getattr(torch.cuda, f"max_memory_{kind}")() - before) / 2**20
+
+
+def find_error(found: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> float:
+    """The largest ‖x − exact‖ / ‖exact‖; no number if one is none."""
+    return float(torch.tensor([relative_error(x, y) for x, y in zip(found, wanted, strict=True)]).max())
+
+
+def describe_error(error: float) -> str:
+    """Why an arm does not count; empty if it does."""
+    return "" if error <= TOLERANCE else f"wrong: its relative error is {error:.3g}"
 
 
 @cache

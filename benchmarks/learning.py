@@ -11,8 +11,10 @@ import multiprocessing
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,22 +29,6 @@ GRACE = 10.0  # seconds that runs have to return when the time is over
 EPISODES = 20  # without exploration, after training
 
 
-def train_all(train: Callable[[Any], Any], runs: Sequence[Any], options: Namespace) -> Iterator[Any]:
-    """What the runs return as they finish; those that have not begun when the time is over are left out."""
-    runs_each = None if options.quick else 1  # of a process
-    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=runs_each) as pool:
-        found = pool.imap_unordered(train, runs, chunksize=1)
-        for _ in runs:
-            left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())
-            try:
-                yield found.next(left)
-            except multiprocessing.TimeoutError:
-                return
-
-
-ARMS = ("stock", "ours")
-
-
 class Run(NamedTuple):
     """A training run, and when it is stopped: as `time.time` says it."""
 
@@ -53,41 +39,55 @@ class Run(NamedTuple):
     ends: float
 
 
-class Curve(NamedTuple):
-    """The points of a run: steps, seconds and returns."""
+Points = list[tuple[int, float, float]]
+"""Of a run: steps, seconds and returns."""
 
-    arm: str
-    points: list[tuple[int, float, float]]
 
-    def find_target(self, target: float) -> tuple[int, float] | None:
-        """Steps and seconds after which a return is reached, if it is."""
-        return next(((steps, seconds) for steps, seconds, found in self.points if found >= target), None)
+def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting, options: Namespace) -> dict[str, Any]:
+    """What the runs of every arm return, one with each seed; those that the time does not allow are left out."""
+    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
+    ends = time.time() + options.ends - time.perf_counter()
+    runs = [Run(setting, x, i, devices[i % len(devices)], ends) for i, x in product(range(setting.seeds), arms)]
+    found: dict[str, Any] = {arm: [] for arm in arms}
+    runs_each = None if options.quick else 1  # of a process
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(options.jobs, torch.set_num_threads, (1,), maxtasksperchild=runs_each) as pool:
+        finished = pool.imap_unordered(partial(name_result, train), runs, chunksize=1)
+        for _ in runs:
+            left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())
+            try:
+                arm, result = finished.next(left)
+            except multiprocessing.TimeoutError:
+                break
+            found[arm].append(result)
+    return found
+
+
+def name_result(train: Callable[[Run], Any], run: Run) -> tuple[str, Any]:
+    return run.arm, train(run)
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Every arm with every seed: curves, and when they reach the target. Quartiles are those over seeds."""
-    devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
-    ends = time.time() + options.ends - time.perf_counter()
-    runs = [Run(setting, x, i, devices[i % len(devices)], ends) for i, x in product(range(setting.seeds), ARMS)]
-    curves = [curve for curve in train_all(train, runs, options) if curve.points]
-    for arm in ARMS:
-        yield from describe_curves(arm, [x for x in curves if x.arm == arm], setting)
+    for arm, curves in train_all(train, ("stock", "ours"), setting, options).items():
+        yield from describe_curves(arm, [*filter(None, curves)], setting)
 
 
-def describe_curves(arm: str, curves: list[Curve], setting: Setting) -> Iterator[Row]:
-    reached = [found for curve in curves if (found := curve.find_target(setting.target_return)) is not None]
-    finished = [x for x in curves if x.points[-1][0] >= setting.total_steps]
-    yield make_row(arm, "last return", "", [curve.points[-1][2] for curve in curves])
+def describe_curves(arm: str, curves: list[Points], setting: Setting) -> Iterator[Row]:
+    reaching = ([x for x in points if x[2] >= setting.target_return] for points in curves)
+    reached = [points[0] for points in reaching if points]
+    finished = [points for points in curves if points[-1][0] >= setting.total_steps]
+    yield make_row(arm, "last return", "", [points[-1][2] for points in curves])
     yield make_row(arm, "runs to the end", "", len(finished))
     yield make_row(arm, "runs to the target", "", len(reached))
-    yield make_row(arm, "steps to the target", "", [steps for steps, _ in reached])
-    yield make_row(arm, "time to the target", "s", [seconds for _, seconds in reached])
-    for points in zip(*(curve.points for curve in curves), strict=False):
+    yield make_row(arm, "steps to the target", "", [steps for steps, *_ in reached])
+    yield make_row(arm, "time to the target", "s", [seconds for _, seconds, _ in reached])
+    for points in zip(*curves, strict=False):
         yield make_row(arm, "return", "", [found for *_, found in points], steps=points[0][0])
         yield make_row(arm, "time", "s", [seconds for _, seconds, _ in points], steps=points[0][0])
 
 
-def train(run: Run) -> Curve:
+def train(run: Run) -> Points:
     """One run, with a point for each of its iterations, once it has compiled what it needs."""
     from stable_baselines3.common.callbacks import BaseCallback
 
@@ -104,10 +104,9 @@ def train(run: Run) -> Curve:
 
         _on_training_end = _on_rollout_start
 
-    torch.set_num_threads(1)
     if run.device != "cpu":
         torch.cuda.set_device(run.device)
-    points: list[tuple[int, float, float]] = []
+    points: Points = []
     setting, options = run.setting, {"stats_window_size": 10}
     if setting.algorithm == "PPO":
         options = {"n_steps": setting.num_steps, **TABLE["learning"]["options"][setting.task]}
@@ -115,7 +114,7 @@ def train(run: Run) -> Curve:
     model = find_class(run.arm, setting.algorithm)(*make_task(setting.task, setting.num_envs), **options)
     start = time.perf_counter()
     model.learn(setting.total_steps, Recorder())
-    return Curve(run.arm, points)
+    return points
 
 
 CONTROL, FUSED = "control", "fused Adam"
@@ -123,37 +122,23 @@ CONTROL, FUSED = "control", "fused Adam"
 MORE_ARMS = dict.fromkeys(("RecurrentPPO", "TD3"), (CONTROL, FUSED))
 
 
-class Outcome(NamedTuple):
-    """Of one run: returns in training (the last episodes, or all iterations) and after it."""
-
-    arm: str
-    trained: float
-    evaluated: float
+Outcome = tuple[float, float]
+"""What one run returns in training (the last episodes, or all iterations), and after it."""
 
 
-class Comparison(NamedTuple):
-    """A benchmark of what runs return in the end."""
-
-    train: Callable[[Any], "Outcome"]
-
-    def measure(self, setting: Setting, options: Namespace) -> Iterator[Row]:
-        """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
-        arms = ("stock", *MORE_ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
-        runs = [(setting, arm, seed, options.device) for arm, seed in product(arms, range(setting.seeds))]
-        found = list(train_all(self.train, runs, options))
-        for arm in arms:
-            yield from compare_arm(arm, found, setting.target_return)
-
-
-def compare_arm(arm: str, found: list[Outcome], target: float) -> Iterator[Row]:
-    returns = [x.evaluated for x in found if x.arm == arm]
-    yield make_row(arm, "return", "", returns, " ".join(f"{x:.0f}" for x in sorted(returns)))
-    yield make_row(arm, "return in training", "", [x.trained for x in found if x.arm == arm])
-    share = [sum(x >= target for x in returns) / len(returns)] if returns else []
-    yield make_row(arm, "share of runs at the target", "", share, f"of {len(returns)}")
-    for other in {"stock": (), "ours": ("stock", CONTROL)}.get(arm, ("stock",)):
-        if known := [x.evaluated for x in found if x.arm == other]:
-            yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))
+def compare(train: Callable[[Run], Outcome], setting: Setting, options: Namespace) -> Iterator[Row]:
+    """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
+    arms = ("stock", *MORE_ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
+    outcomes = train_all(train, arms, setting, options)
+    evaluated = {arm: [after for _, after in found] for arm, found in outcomes.items()}
+    for arm, returns in evaluated.items():
+        yield make_row(arm, "return", "", returns, " ".join(f"{x:.0f}" for x in sorted(returns)))
+        yield make_row(arm, "return in training", "", [trained for trained, _ in outcomes[arm]])
+        share = [sum(x >= setting.target_return for x in returns) / len(returns)] if returns else []
+        yield make_row(arm, "share of runs at the target", "", share, f"of {len(returns)}")
+        for other in {"stock": (), "ours": ("stock", CONTROL)}.get(arm, ("stock",)):
+            if known := evaluated.get(other):
+                yield make_row(arm, f"chance of the difference from {other}", "", find_chance(known, returns))
 
 
 def find_chance(first: list[float], second: list[float], trials: int = 20_000) -> float:
@@ -165,23 +150,22 @@ def find_chance(first: list[float], second: list[float], trials: int = 20_000) -
     return float((1 + (np.abs(differences) >= least).sum()) / (1 + trials))
 
 
-def train_sb3(run: tuple[Setting, str, int, str]) -> Outcome:
+def train_sb3(run: Run) -> Outcome:
     from stable_baselines3.common import evaluation
 
-    torch.set_num_threads(1)
-    setting, arm, *_ = run
-    model = make_model(*run)
-    model.learn(setting.total_steps)
+    model = make_model(run)
+    model.learn(run.setting.total_steps)
     model.get_env().training = False  # the normalisation stays as it is
-    masked = "sb3_contrib.common.maskable.evaluation" if setting.algorithm == "MaskablePPO" else ""
+    masked = "sb3_contrib.common.maskable.evaluation" if run.setting.algorithm == "MaskablePPO" else ""
     evaluate = (import_module(masked) if masked else evaluation).evaluate_policy
     returns, _ = evaluate(model, model.get_env(), EPISODES, return_episode_rewards=True)
-    return Outcome(arm, float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns)))
+    return float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns))
 
 
-def make_model(setting: Setting, arm: str, seed: int, device: str) -> Any:
+def make_model(run: Run) -> Any:
     from rl_triton_adapters.common.optimizers import fuse_optimizer
 
+    setting, arm, seed, device, _ = run
     name, known = setting.algorithm, TABLE["same_learning"]["options"]
     policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
     model = find_class(arm, name)(policy, make_envs(setting), seed=seed, device=device, **known[name])
@@ -216,9 +200,8 @@ def make_envs(setting: Setting) -> Any:
 RLLIB = {"minibatch_size": 256, "vf_clip_param": 1e9, "use_kl_loss": False, "lambda_": 0.95, "clip_param": 0.2}
 
 
-def train_rllib(run: tuple[Setting, str, int, str]) -> Outcome:
-    torch.set_num_threads(1)
-    setting, arm, seed, _ = run
+def train_rllib(run: Run) -> Outcome:
+    setting, arm, seed, *_ = run
     steps = min(2048, setting.total_steps)
     given = {"env": setting.task, "num_envs": setting.num_envs, "train_batch_size": steps, "num_epochs": 10}
     with rllib_training.local_ray():
@@ -226,7 +209,7 @@ def train_rllib(run: tuple[Setting, str, int, str]) -> Outcome:
         if arm == "ours" and "updates are compiled" not in (x := algorithm.learner_group._learner.describe()):
             raise RuntimeError(x)
         returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(setting.total_steps // steps)]
-        return Outcome(arm, sum(returns) / len(returns), returns[-1])
+        return sum(returns) / len(returns), returns[-1]
 
 
-SUITES = {"sb3": Comparison(train_sb3), "rllib": Comparison(train_rllib)}
+SUITES = {x.__name__: SimpleNamespace(measure=partial(compare, x)) for x in (train_sb3, train_rllib)}

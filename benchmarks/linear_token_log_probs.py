@@ -102,8 +102,7 @@ def compute_as_trl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Ten
 
 def run_both(way: Way | Loss, *given: torch.Tensor) -> None:
     """With the gradients by hidden states and weight of all that is found."""
-    found = way(*given)
-    torch.autograd.grad([x.sum() for x in (found if isinstance(found, tuple) else (found,))], given[:2])
+    harness.run_pass(way, given[:2], *given)
 
 
 def compute_loss(*given: torch.Tensor, **part: Any) -> torch.Tensor:

@@ -77,13 +77,13 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     with torch.no_grad():  # a graph that lives on ties the inputs to this stream, and none of them can be captured
         want, got = compute_plain(setting.head, b), compute_fused(setting.head, b)
     assert_close(got.cpu(), want.double().cpu(), rtol=1e-4, name=str(setting))
-    inputs, gradients = (sum(x.nbytes for x in b.values() if x.requires_grad >= only) for only in (False, True))
     for kind in KINDS:
+        leaves = list_leaves(kind, b)
         compiled = compile_plain(setting.head, kind, options.device)
         losses = {"eager": partial(compute_plain, setting.head, b), "compiled": partial(compiled, b)}
         losses["ours"] = partial(compute_fused, setting.head, b)
-        arms = {name: partial(run_loss, loss, kind, b) for name, loss in losses.items()}
-        moved = inputs + gradients * (kind != "forward")
+        arms = {name: partial(harness.run_pass, loss, leaves) for name, loss in losses.items()}
+        moved = sum(x.nbytes for x in (*b.values(), *leaves))
         about = {"moved": moved, "peaks": True, "kind": kind}
         yield from harness.measure_arms(arms, options.device, options.seconds, **about)
 
@@ -96,17 +96,15 @@ def compile_only(setting: Setting) -> None:
     b = draw_minibatch(setting.head, setting.elements, setting.width, "cuda")
     for kind in KINDS:
         for function in (compile_plain(setting.head, kind, "cuda"), partial(compute_fused, setting.head)):
-            run_loss(partial(function, b), kind, b)
+            harness.run_pass(function, list_leaves(kind, b), b)
 
 
 @cache
 def compile_plain(head: str, kind: str, device: str) -> Callable[..., torch.Tensor]:
+    torch._dynamo.config.recompile_limit = 64  # by default, the last of all heads and kinds would not be compiled
     return torch.compile(partial(compute_plain, head), dynamic=device == "cpu")
 
 
-def run_loss(loss: Callable[[], torch.Tensor], kind: str, b: dict[str, torch.Tensor]) -> None:
-    if kind == "forward":
-        with torch.no_grad():
-            loss()
-    else:
-        torch.autograd.grad(loss(), [x for x in b.values() if x.requires_grad], allow_unused=True)
+def list_leaves(kind: str, b: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Those whose gradients are asked for."""
+    return [x for x in b.values() if x.requires_grad and kind != "forward"]

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.calls import HEADLINE, ON_GPU, Suite
+from benchmarks.end_to_end import Setting
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
@@ -242,10 +243,8 @@ def list_loop(rows: Sequence[Row]) -> str:
 
 
 def describe_setting(row: Row) -> str:
-    """Environments x steps, units of both layers, epochs x minibatches."""
     x = {name: WORDS.get(value, value) for name, value in row.read_setting().items()}
-    text = "{env} {num_envs}x{num_steps}, hidden {hidden}, {epochs} epochs x {minibatches}".format_map(x)
-    return text.strip() + ", recomputed" * (x["recompute"] == "yes")
+    return str(Setting(**x | {"recompute": x["recompute"] == "yes"}))
 
 
 def describe_range(rows: Sequence[Row]) -> str:

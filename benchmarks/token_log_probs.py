@@ -73,9 +73,9 @@ def compute_with_flash_attn(module: Any) -> Way:
 
 
 def compute_ours(logits: torch.Tensor, tokens: torch.Tensor, inplace_backward: bool = False) -> Results:
-    got = token_log_probs(logits, tokens, entropy=True, inplace_backward=inplace_backward)
-    assert got.entropy is not None
-    return got.log_probs, got.entropy
+    """In place, the next call finds the gradients where the logits were, which takes as long."""
+    result = logits.view_as(logits) if inplace_backward and logits.is_leaf else logits
+    return token_log_probs(result, tokens, entropy=True, inplace_backward=inplace_backward)
 
 
 KERNELS: dict[str, tuple[str, Callable[[Any], Way]]] = {
@@ -120,11 +120,12 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         "ours": compute_ours,
     }
     leaf, tokens = logits.view(*shape, setting.vocabulary).requires_grad_(), tokens.view(shape)
-    for kind, run, passes in zip(KINDS, (run_forward, run_both), (1, 3), strict=True):
-        if run is run_both:
+    for kind, leaves in zip(KINDS, ((), (leaf,)), strict=True):
+        if leaves:
             ways["ours in place"] = partial(compute_ours, inplace_backward=True)
-        arms = {name: partial(run, way, leaf, tokens) for name, way in ways.items()}
-        about = {"host_only": ("TRL", "verl"), "moved": passes * leaf.nbytes, "peaks": True, "kind": kind}
+        arms = {name: partial(harness.run_pass, way, leaves, leaf, tokens) for name, way in ways.items()}
+        moved = (1 + 2 * len(leaves)) * leaf.nbytes
+        about = {"host_only": ("TRL", "verl"), "moved": moved, "peaks": True, "kind": kind}
         yield from harness.measure_arms(arms, device, options.seconds, **about)
         yield from (make_row(name, "full", "µs", [], note, kind=kind) for name, note in notes.items())
 
@@ -133,15 +134,3 @@ def check_results(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
     """They are those of float64, as far as their own dtype tells: verl's entropy has that of the logits."""
     for got, want in zip(way(logits, tokens), compute_plain(logits.double(), tokens), strict=True):
         assert_close(got.cpu(), want.cpu(), rtol=1e-5 if got.dtype == torch.float32 else 2**-5)
-
-
-def run_forward(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    with torch.no_grad():
-        way(logits, tokens)
-
-
-def run_both(way: Way, logits: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Gradients of both results. In place, the next call finds them where the logits were, which takes as long."""
-    result = logits.view_as(logits)  # no leaf, in the same memory
-    log_probs, entropy = way(result, tokens)
-    torch.autograd.grad((log_probs.sum(), entropy.sum()), logits)

@@ -78,21 +78,6 @@ def draw_sequences(estimator: str, lengths: Any, device: str) -> Inputs:
     return {**inputs, "cu_seqlens": torch.tensor(np.cumsum([0, *lengths]), device=device)}
 
 
-def count_bytes(workload: Workload) -> int:
-    """Every input read once, every output written once, in the dtypes given; outputs are float32."""
-    bootstraps = workload.spec.bootstraps * (workload.cells if workload.truncated else workload.num_envs)
-    return workload.cells * count_bytes_per_step(workload) + getattr(torch, workload.dtype).itemsize * bootstraps
-
-
-def count_bytes_per_step(workload: Workload) -> int:
-    """Of `count_bytes`, those of one step of one environment, without bootstrap values."""
-    size, flag_size = (getattr(torch, name).itemsize for name in (workload.dtype, workload.flags))
-    per_step = 4 * len(workload.spec.outputs)
-    for name in workload.per_step:
-        per_step += flag_size if name in FLAGS else size * (ACTIONS if name in PER_ACTION else 1)
-    return per_step
-
-
 def select_envs(inputs: Inputs, workload: Workload, envs: torch.Tensor) -> Inputs:
     dim = 1 - workload.time_dim
     return {name: x.index_select(dim if x.ndim > 1 else 0, envs) for name, x in inputs.items()}

@@ -21,6 +21,7 @@ class Setting(settings.Setting):
     """A training loop, as cleanrl has them in the table, and its device."""
 
     def __str__(self) -> str:
+        """Environments x steps, units of both layers, epochs x minibatches."""
         text = f"{self.num_envs}x{self.num_steps}, hidden {self.hidden}, {self.epochs} epochs x {self.minibatches}"
         return f"{self.env} {text}".strip() + ", recomputed" * self.recompute
 

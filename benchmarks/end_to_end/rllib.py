@@ -1,6 +1,13 @@
-"""RLlib: `PPOTorchLearner.update` on episodes, with its connector, with ours, and with our whole update."""
+"""RLlib: a learner's `update` of PPO on episodes, and of IMPALA and APPO on a batch.
 
+With RLlib's connector or V-Trace, with ours, and with our whole update.
+"""
+
+from collections.abc import Callable
 from copy import deepcopy
+from functools import partial, wraps
+from importlib import import_module
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -14,10 +21,17 @@ from benchmarks.workloads import GAMMA
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 LENGTH = 200  # of an episode, on average
 RECURRENCE = "compute_value_targets"  # the function that RLlib's piece calls
+OPTIONS: dict[str, dict[str, Any]] = {
+    "PPO": {"lambda_": LAMBDA, "lr": 3e-4, "use_kl_loss": False, "vf_clip_param": 1e9},
+    "IMPALA": {},
+    "APPO": {"use_kl_loss": True},
+}
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     torch.manual_seed(0)
+    if setting.env:
+        return make_vtrace_arm(name, setting, watch)
     learner, found = build_learner(setting, name), draw_episodes(setting)
     time_parts(learner, watch, is_captured=name == "captured")
     options = {"num_epochs": setting.epochs, "minibatch_size": setting.batch_size, "shuffle_batch_per_epoch": True}
@@ -28,29 +42,66 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     )
 
 
-def build_learner(setting: Setting, name: str) -> Any:
-    from ray.rllib.algorithms.ppo import PPOConfig
+def make_vtrace_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
+    from ray.rllib.core.learner.learner import Learner
+    from ray.rllib.core.learner.training_data import TrainingData
 
-    from rl_triton_adapters.rllib import enable_triton
+    from rl_triton_adapters.common.overrides import copy_function
 
-    config = prepare_config(PPOConfig(), setting)
-    config.training(gamma=GAMMA, lambda_=LAMBDA, lr=3e-4, use_kl_loss=False, vf_clip_param=1e9)
+    learner, found = build_learner(setting, name), list[Tensor]()
+    time_vtrace = partial(watch.around, ADVANTAGES) if name != "captured" else lambda function: function
     if name == "stock":
-        return config.build_learner(env=None)
-    config.learners(learner_config_dict={"rl_triton_update": name != "ours"})
-    return enable_triton(config).build_learner(env=None)
+        loss = type(learner).compute_loss_for_module
+        names = {"vtrace_torch": keep_results(time_vtrace(loss.__globals__["vtrace_torch"]), found)}
+        learner.compute_loss_for_module = MethodType(copy_function(loss, names), learner)
+    else:
+        learner.compute_vtrace = keep_results(time_vtrace(learner.compute_vtrace), found)
+    batch = learner._make_batch_if_necessary(TrainingData(episodes=draw_episodes(setting)))
+    steps = dict.fromkeys(("num_env_steps_sampled_lifetime", "num_env_steps_trained_lifetime"), 0)
+
+    def update_once() -> None:
+        Learner.update(learner, training_data=TrainingData(batch=batch), timesteps=steps, _no_metrics_reduce=True)
+
+    def compute_results() -> list[Tensor]:
+        update_once()
+        return [x.cpu() for x in found]
+
+    return Arm(iteration=update_once, results=compute_results)
 
 
-def prepare_config(config: Any, setting: Setting) -> Any:
-    """An algorithm's config with spaces, a network, and a learner in this process."""
+def keep_results(function: Callable[..., Any], found: list[Tensor]) -> Callable[..., Any]:
+    """V-Trace; what it found last stays."""
+
+    @wraps(function)
+    def call_vtrace(*args: Any, **kwargs: Any) -> Any:
+        found[:] = function(*args, **kwargs)
+        return found[0], found[1]
+
+    return call_vtrace
+
+
+def build_learner(setting: Setting, name: str) -> Any:
+    """A learner in this process, of a config with spaces and a network."""
     from gymnasium import spaces
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
+    from rl_triton_adapters.rllib import enable_triton
+
+    algorithm = setting.env or "PPO"
+    config = getattr(import_module(f"ray.rllib.algorithms.{algorithm.lower()}"), f"{algorithm}Config")()
     config.environment(
         observation_space=spaces.Box(-np.inf, np.inf, (OBSERVATIONS,)), action_space=spaces.Box(-1, 1, (ACTIONS,))
     )
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
-    return config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
+    config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
+    config.training(gamma=GAMMA, **OPTIONS[algorithm])
+    if setting.env:
+        config.env_runners(rollout_fragment_length=setting.num_steps)
+        config.training(train_batch_size_per_learner=setting.batch_size)
+    if name != "stock":
+        config.learners(learner_config_dict={"rl_triton_update": name != "ours"})
+        enable_triton(config)
+    return config.build_learner(env=None)
 
 
 def draw_episodes(setting: Setting) -> list[Any]:

@@ -6,20 +6,19 @@ arm. Then each trains an agent of its own, an iteration in turns.
 
 import statistics
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from benchmarks.end_to_end import ARMS, Arm, Setting
-from benchmarks.end_to_end.stopwatch import ADVANTAGES, TOTAL, Stopwatch, count_calls, watch_memory
-from benchmarks.harness import take_turns
+from benchmarks import harness
+from benchmarks.end_to_end import ARMS, Setting
+from benchmarks.end_to_end.stopwatch import ADVANTAGES, TOTAL, Stopwatch, count_calls
 from benchmarks.results import Row, describe_failure, make_row
-from rl_triton_core.testing import relative_error
 
-TOLERANCE = 1e-5  # the largest ‖x − stock‖ / ‖stock‖ of an arm that counts
 WARM_UPS = 2
 
 
@@ -29,11 +28,19 @@ class Entry:
 
     name: str
     note: str = ""  # why there are no times
-    arm: Arm | None = None
+    results: list[torch.Tensor] = field(default_factory=list)
+    time: Callable[[], dict[str, float]] = dict  # of the parts of an iteration
     times: list[dict[str, float]] = field(default_factory=list)
     """The parts of every iteration, in the order of the rounds."""
-    about: dict[str, int] = field(default_factory=dict)
+    about: dict[str, float] = field(default_factory=dict)
     """On a GPU: the peak of the memory that it reserves until it is warm, and the calls of an iteration."""
+
+    def prepare(self, module: Any, setting: Setting, watch: Stopwatch) -> None:
+        arm = module.make_arm(self.name, setting, watch)
+        self.results = [torch.as_tensor(x).double() for x in arm.results()]
+        self.time = lambda: watch.time(partial(arm.iteration, *arm.fresh()))
+        for _ in range(WARM_UPS):
+            self.time()
 
 
 def measure(module: Any, setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -42,43 +49,27 @@ def measure(module: Any, setting: Setting, options: Namespace) -> Iterator[Row]:
 
 def measure_setting(module: Any, setting: Setting, rounds: int, seconds: float) -> list[Entry]:
     """After so many seconds no round begins, unless some arm has not had every place in the order twice."""
-    watch = Stopwatch(setting.device)
-    entries = prepare_arms(module, setting, watch)
-    running = {entry.name: entry for entry in entries if entry.arm is not None}
-    for order in take_turns(running, seconds, least=min(2 * len(running), rounds), most=rounds):
-        for name in order:
-            running[name].times.append(time_iteration(running[name].arm, watch))
-    for entry in running.values() if setting.device == "cuda" else ():
-        entry.about |= count_calls(partial(time_iteration, entry.arm, watch))
-    return entries
-
-
-def prepare_arms(module: Any, setting: Setting, watch: Stopwatch) -> list[Entry]:
-    """The arms, each compared with the first one and warm."""
+    watch, on_gpu = Stopwatch(setting.device), setting.device == "cuda"
     names = module.list_arms(setting) if hasattr(module, "list_arms") else ARMS
-    entries, expected = [Entry(name) for name in names], None
+    entries = [Entry(name) for name in names]
     for entry in entries:
+        prepare = partial(entry.prepare, module, setting, watch)
         try:
-            with watch_memory(setting.device, entry.about):
-                arm = module.make_arm(entry.name, setting, watch)
-                results = [torch.as_tensor(x).double() for x in arm.results()]
-                for _ in range(WARM_UPS):
-                    time_iteration(arm, watch)
+            if on_gpu:
+                entry.about["peak"] = harness.measure_memory(prepare, "reserved")
+            else:
+                prepare()
+            expected = next(x.results for x in entries if x.results)
+            entry.note = harness.describe_error(harness.find_error(entry.results, expected))
         except Exception as error:
             entry.note = describe_failure(error)
-            continue
-        expected = expected or results
-        error = float(max(relative_error(x, y) for x, y in zip(results, expected, strict=True)))
-        if error <= TOLERANCE:
-            entry.arm = arm
-        else:
-            entry.note = f"wrong: its relative error is {error:.3g}"
+    running = {entry.name: entry for entry in entries if not entry.note}
+    turns = harness.take_turns(running, seconds, least=min(2 * len(running), rounds), most=rounds)
+    for name in chain.from_iterable(turns):
+        running[name].times.append(running[name].time())
+    for entry in running.values() if on_gpu else ():
+        entry.about |= count_calls(entry.time)
     return entries
-
-
-def time_iteration(arm: Arm | None, watch: Stopwatch) -> dict[str, float]:
-    assert arm is not None
-    return watch.time(partial(arm.iteration, *arm.fresh()))
 
 
 def make_rows(entries: Sequence[Entry], setting: Setting) -> Iterator[Row]:
@@ -102,5 +93,5 @@ def make_rows(entries: Sequence[Entry], setting: Setting) -> Iterator[Row]:
             yield make_row(entry.name, "speed-up", "×", [a[TOTAL] / b[TOTAL] for a, b in pairs])
         steps = setting.epochs * setting.minibatches
         for name, number in entry.about.items():
-            scale, unit = (2**20, "MiB") if name == "peak" else (steps, "per minibatch")
+            scale, unit = (1, "MiB") if name == "peak" else (steps, "per minibatch")
             yield make_row(entry.name, name, unit, number / scale)

@@ -1,9 +1,8 @@
 """The time of an iteration by its parts: CUDA events on a GPU, the host's clock on a CPU. Microseconds.
 
-On a GPU also the memory that is reserved, and what the host asks of the device.
+On a GPU also what the host asks of the device.
 """
 
-import gc
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -71,20 +70,6 @@ class Stopwatch:
 
     def between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) * 1e3 if self.device == "cuda" else float(end - start) * 1e6
-
-
-@contextmanager
-def watch_memory(device: str, about: dict[str, int]) -> Iterator[None]:
-    """Note the peak of the bytes that PyTorch reserves inside, graphs included, beyond those of before."""
-    if device != "cuda":
-        yield
-        return
-    gc.collect()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved()
-    yield
-    about["peak"] = torch.cuda.max_memory_reserved() - before
 
 
 def count_calls(iteration: Callable[[], Any]) -> dict[str, int]:

@@ -31,9 +31,9 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
 def test_both_arms_learn_the_same_from_one_seed():
     pytest.importorskip("stable_baselines3")
     (setting,) = read_settings("learning", "quick")
-    runs = [learning.Run(setting, arm, 0, "cpu", ends=float("inf")) for arm in learning.ARMS]
-    stock, ours = (learning.train(run).points for run in runs)
+    runs = [learning.Run(setting, arm, 0, "cpu", ends=float("inf")) for arm in ("stock", "ours")]
+    stock, ours = map(learning.train, runs)
     assert [point[0] for point in stock] == [point[0] for point in ours] and stock[-1][0] == setting.total_steps
     assert [point[2] for point in ours] == pytest.approx([point[2] for point in stock], rel=0.05)
     assert [point[1] for point in stock] == sorted(point[1] for point in stock)
-    assert learning.train(runs[0]._replace(ends=0.0)).points == []
+    assert learning.train(runs[0]._replace(ends=0.0)) == []

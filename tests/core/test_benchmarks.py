@@ -17,7 +17,7 @@ from benchmarks import calls, harness, results, token_log_probs
 from benchmarks.calls import SUITES, combine_workloads
 from benchmarks.providers import REGISTRY, others
 from benchmarks.results import make_row
-from benchmarks.workloads import VARIANTS, Workload, count_bytes, draw_inputs, select_envs
+from benchmarks.workloads import VARIANTS, Workload, draw_inputs, select_envs
 
 INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 WALKED, BOTH = ("gae", "eligibility_traces"), ["env-major", "time-major"]
@@ -72,12 +72,6 @@ def test_some_rows_stand_for_large_windows(monkeypatch):
         assert oracle.find_error(REGISTRY["loop"], REGISTRY["loop"].make_call(workload, oracle.inputs)()) < 1e-6
     edge = select_envs(draw_inputs(Workload("gae", 7, 5, "time-major"), "cpu"), workload, torch.tensor([6, 0]))
     assert edge["bootstrap_values"].shape == (2,) and edge["rewards"].shape == (5, 2)
-
-
-@pytest.mark.parametrize("workload", [*TINY, *HALF, *FURTHER, TINY[0]._replace(flags="float32")], ids=str)
-def test_bytes_are_those_of_the_tensors(workload):
-    outputs = 4 * workload.cells * len(workload.spec.outputs)
-    assert count_bytes(workload) == sum(x.nbytes for x in draw_inputs(workload, "cpu").values()) + outputs
 
 
 def test_suites():

@@ -60,8 +60,8 @@ def test_learning_curves_of_several_seeds():
     """Points that all have; the target is that of the runs which reach it."""
     setting = Setting(target_return=5.0, total_steps=30)
     curves = [
-        learning.Curve("ours", [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)]),
-        learning.Curve("ours", [(10, 3.0, 4.0), (20, 5.0, 4.5)]),
+        [(10, 1.0, 2.0), (20, 2.0, 6.0), (30, 3.0, 4.0)],
+        [(10, 3.0, 4.0), (20, 5.0, 4.5)],
     ]
     rows = {row.setting + row.metric: row.median for row in learning.describe_curves("ours", curves, setting)}
     assert rows == {

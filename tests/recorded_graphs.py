@@ -180,7 +180,7 @@ class Recording(TorchDispatchMode):
             again = function(*args, **kwargs)
             for x, new in zip(pytree.tree_leaves(results), pytree.tree_leaves(again), strict=True):
                 if isinstance(x, torch.Tensor) and x is not new:
-                    x.copy_(new)
+                    x.data.copy_(new)  # as on a GPU, autograd does not see it
 
 
 class RecordedGraphs:

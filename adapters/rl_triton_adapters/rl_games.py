@@ -69,8 +69,7 @@ class TritonAdvantagesMixin:
         ours = [vars(x).get("discount_values") for x in type(self).__mro__].count(TritonAdvantagesMixin.discount_values)
         own = overrides.find_override(self, ["discount_values"], PACKAGES, behind=TritonAdvantagesMixin)
         if not self.enabled or (own and ours == 1):
-            stock: Tensor = super().discount_values(*args, **kwargs)
-            return stock
+            return super().discount_values(*args, **kwargs)  # type: ignore[no-any-return]
         estimate = estimate_with_next_values if len(args) + len(kwargs) == 4 else estimate_advantages
         return estimate(self, *args, **kwargs)
 
@@ -130,8 +129,7 @@ class CentralValueUpdate(CapturedUpdate):
     def make_step(self, batch: dict[str, Any], e_clip: Any) -> Tensor:
         """One step; its loss."""
         with replace_model(self.net, self.is_captured, {"e_clip": e_clip}):
-            loss: Tensor = self.net.calc_gradients(batch).detach()
-        return loss
+            return self.net.calc_gradients(batch).detach()  # type: ignore[no-any-return]
 
 
 def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours: Any) -> None:

@@ -8,8 +8,7 @@ from rl_triton_adapters.trl import TritonGRPOTrainer
 import copy
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rl_triton_adapters.common.overrides import find_override
-from rl_triton_adapters.common.switch import find_off_switch
+from rl_triton_adapters.common.switch import find_off_switch, replace_stock
 from rl_triton_adapters.common.update import Deferral, read_numbers
 from rl_triton_adapters.common.versions import explain_import
 from rl_triton_core.extending import warn
@@ -32,7 +31,7 @@ except ImportError as error:
 
 __all__ = ["TritonGRPOTrainer"]
 
-STOCK = utils._ChunkedLogProbFunction, grpo_trainer.nanmax, grpo_trainer.nanmin
+STOCK = utils._ChunkedLogProbFunction
 AGGREGATIONS = {"bnpo": "token-mean", "dr_grpo": "sequence-sum", "luspo": "sequence-sum"}
 AGGREGATIONS |= {"grpo": "sequence-mean", "sapo": "sequence-mean"}
 """Of losses that are not divided by the number of tokens in all processes."""
@@ -43,7 +42,7 @@ def compute_log_probs(hidden: Any, weight: Any, bias: Any, tokens: Tensor, tempe
     _, softcap, scale, outputs = args
     is_gathered = hasattr(weight, "ds_id")  # by DeepSpeed, for this call alone
     if softcap is not None or not scale > 0 or is_gathered or not {"log_probs", "entropy"}.issuperset(outputs):
-        return STOCK[0].apply(hidden, weight, bias, tokens, temperature, *args)
+        return STOCK.apply(hidden, weight, bias, tokens, temperature, *args)
     weight, bias = (None if x is None else x.to(hidden.dtype) for x in (weight, bias))
     options = {"temperature": temperature / scale, "entropy": "entropy" in outputs}
     options["chunk"] = 1024  # with more, a step takes as long, and more memory
@@ -55,17 +54,12 @@ def nanmax(x: Tensor) -> Tensor:
     return torch.where(x.isnan().all(), math.nan, x.nan_to_num(-math.inf, math.inf, -math.inf).max())
 
 
-OURS = SimpleNamespace(apply=compute_log_probs), nanmax, lambda x: -nanmax(-x)
-
-
-@contextmanager
-def replace_functions() -> Iterator[None]:
-    """Let TRL find the functions of this module."""
-    try:
-        utils._ChunkedLogProbFunction, grpo_trainer.nanmax, grpo_trainer.nanmin = OURS
-        yield
-    finally:
-        utils._ChunkedLogProbFunction, grpo_trainer.nanmax, grpo_trainer.nanmin = STOCK
+PLACES = [
+    (utils, "_ChunkedLogProbFunction", STOCK, SimpleNamespace(apply=compute_log_probs)),
+    (grpo_trainer, "nanmax", grpo_trainer.nanmax, nanmax),
+    (grpo_trainer, "nanmin", grpo_trainer.nanmin, lambda x: -nanmax(-x)),
+]
+"""Where TRL finds the functions of this module."""
 
 
 class TritonGRPOTrainer(GRPOTrainer):
@@ -83,7 +77,7 @@ class TritonGRPOTrainer(GRPOTrainer):
         known = self._pass
         if known is not None and known.found is not None:
             return known.found
-        with ExitStack() if known is not None or find_off_switch() else replace_functions():
+        with ExitStack() if known is not None or find_off_switch() else replace_stock(PLACES):
             found = super()._get_per_token_logps_and_entropies(*args, **kwargs)
         if known is None:
             return found
@@ -107,7 +101,7 @@ class TritonGRPOTrainer(GRPOTrainer):
         self._pass = known = SimpleNamespace(found=None, factors=[], stack=ExitStack())
         floats = [name for name, x in vars(self).items() if isinstance(x, float)]
         try:
-            with replace_functions(), known.stack:
+            with replace_stock(PLACES), known.stack:
                 loss = super()._compute_loss(model, inputs)
         finally:
             self._pass = None

@@ -14,6 +14,7 @@ from torch import distributed
 
 pytest.importorskip("rsl_rl")
 import ppo_rsl_rl
+from overrides import derive, list_methods
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
 from process_state import interrupt
 from recorded_graphs import allow_captures
@@ -27,6 +28,7 @@ try:
 except ImportError:  # RSL-RL 3 and 4
     distribution = None
 IS_OLDER = distribution is None
+PARTS = ("actor", "critic") if "actor" in signature(PPO).parameters else ("policy",)
 OURS = "rl_triton_adapters.rsl_rl:TritonPPO"
 if "eval" in getattr(OnPolicyRunner, "_construct_algorithm", PPO.update).__code__.co_names:
     OURS = "__import__('rl_triton_adapters.rsl_rl').rsl_rl.TritonPPO"
@@ -61,7 +63,8 @@ def mirror(env, obs, actions):
 
 
 def symmetry(**options):
-    return {"symmetry_cfg": {"data_augmentation_func": mirror, **options}}
+    off = {"use_data_augmentation": False, "use_mirror_loss": False}  # which older versions do not assume
+    return {"symmetry_cfg": {"data_augmentation_func": mirror, **off, **options}}
 
 
 EXTENSIONS = {
@@ -86,13 +89,14 @@ EXTENSIONS = {
     "mixed precision": (MIXED, {}),
     "mixed precision, gru": (MIXED, RECURRENT),
 }
-VARIANTS |= EXTENSIONS if HAS_EXTENSIONS else {}
+VARIANTS |= EXTENSIONS
+if not HAS_EXTENSIONS:
+    VARIANTS = {name: x for name, x in VARIANTS.items() if "mixed" not in name}
 if IS_OLDER:
-    VARIANTS = {name: x for name, x in VARIANTS.items() if name in ("default", "per minibatch", "fixed rate")}
+    del VARIANTS["lstm, deviation of the state"]
     VARIANTS |= {
         "normalized observations": ({}, {"obs_normalization": True}),
-        "gru": (SHORT, RECURRENT),
-        "lstm": ({"num_mini_batches": 3}, RECURRENT | {"rnn_type": "lstm", "rnn_num_layers": 2}),
+        "augmentation": (EXTENSIONS["augmentation"][0], {}),
         "state-dependent deviation": ({}, {"of_actor": {"state_dependent_std": True}}),
         "log deviation": ({}, {"of_actor": {"noise_std_type": "log"}}),
     }
@@ -108,7 +112,7 @@ def make_runner(class_name, variant="default", device="cpu", network=None, seed=
     config = {
         "num_steps_per_env": 8,
         "save_interval": 1000,
-        "obs_groups": {"actor": ["state"], "critic": ["state"], "rnd_state": ["state"]},
+        "obs_groups": {name: ["state"] for name in ("actor", "critic", "rnd_state")},
         "actor": {"distribution_cfg": distribution, **network},
         "critic": {name: x for name, x in network.items() if name != "distribution_cfg"},
         "algorithm": {"class_name": class_name, **changes, **algorithm},
@@ -129,7 +133,7 @@ def make_older_networks(network):
     policy |= {name: x for name, x in network.items() if name.startswith("rnn_")}
     for role in ("actor", "critic"):
         policy |= {f"{role}_hidden_dims": [16], f"{role}_obs_normalization": network.get("obs_normalization", False)}
-    groups = {name: ["state"] for name in ("policy", "actor", "critic")}
+    groups = {name: ["state"] for name in ("policy", "actor", "critic", "rnd_state")}
     actor = network | of_actor | {"stochastic": True}
     return {"policy": policy, "actor": actor, "critic": network, "obs_groups": groups}
 
@@ -145,8 +149,7 @@ def train(runner, iterations, seed=1):
 
 
 def compare(got, want, rtol, atol):
-    names = ("actor", "critic") if hasattr(want.alg, "actor") else ("policy",)
-    for ours, stock in ([getattr(x.alg, name) for x in (got, want)] for name in names):
+    for ours, stock in ([getattr(x.alg, name) for x in (got, want)] for name in PARTS):
         for (name, x), y in zip(ours.state_dict().items(), stock.state_dict().values(), strict=True):
             torch.testing.assert_close(x, y, rtol=rtol, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
 
@@ -198,15 +201,27 @@ def test_training(variant, captured, monkeypatch):
     want, got = (train(x, 40 if variant in LONG else 3, 2 if variant in STEEP else 1) for x in (stock, ours))
     tolerance = {"rtol": 1e-3, "atol": 1e-4} if "mixed" in variant else {"rtol": 1e-4, "atol": 2e-6}
     compare(ours, stock, **tolerance)
-    if HAS_EXTENSIONS and stock.alg.rnd:
+    if stock.alg.rnd:
         torch.testing.assert_close(ours.alg.rnd.state_dict(), stock.alg.rnd.state_dict(), **tolerance)
     assert ours.alg.learning_rate == pytest.approx(stock.alg.learning_rate, rel=1e-6)
     for row, expected in zip(got, want, strict=True):
         assert row == pytest.approx(expected, rel=tolerance["rtol"], abs=1e-2 if "mixed" in variant else 1e-5)
-    if captured and hasattr(ours.alg, "actor") and not getattr(ours.alg.actor, "state_dependent_std", False):
+    if captured:
         step = ours.alg._rl_triton.step
         assert step.graphs.captures == 1 and step.graphs.replays > 0 and not step.reason
         assert ours.alg.describe().startswith("updates are captured; ") == (variant == "beta")
+
+
+@pytest.mark.parametrize("network", [{}, RECURRENT], ids=["perceptron", "recurrent"])
+def test_methods_of_a_users_policy(network):
+    """Each of its own in turn, which changes results, and counts as in RSL-RL."""
+    kind = type(getattr(make_runner("PPO", network=network).alg, PARTS[0]))
+    for method in list_methods(kind, "load_state_dict"):
+        runners = [make_runner(x, network=network, **SHORT) for x in ("PPO", OURS)]
+        for runner in runners:
+            getattr(runner.alg, PARTS[0]).__class__ = derive(kind, method)
+            train(runner, 1)
+        compare(*runners[::-1], rtol=1e-4, atol=2e-6)
 
 
 @pytest.mark.usefixtures("captured")
@@ -230,6 +245,23 @@ def anneal(alg, i):
 
 def set_others(alg, i):
     alg.max_grad_norm, alg.use_clipped_value_loss = (1.0, True) if i < 2 else (0.05, False)
+
+
+@pytest.mark.parametrize("variant", ["default", "gru", "mirror loss and rnd"])
+def test_a_hundred_updates(variant, monkeypatch, capsys):
+    """Each is compared with RSL-RL's, of the same rollout; the divergence that is asked for has a schedule."""
+    monkeypatch.setenv("RL_TRITON_CHECK", "100")
+    if variant != "gru":  # which is captured for as long above
+        allow_captures(monkeypatch)
+    runner, rates = make_runner(OURS, variant, **SHORT), set()
+    for i in range(100):
+        runner.alg.desired_kl = 0.02 - 1.9e-4 * i
+        train(runner, 1, seed=i)
+        rates.add(runner.alg.learning_rate)
+    lines = [x.split() for x in capsys.readouterr().out.splitlines() if x.startswith("RL_TRITON_CHECK")]
+    moved, apart = zip(*((float(x[6]), float(x[10])) for x in lines), strict=True)
+    assert len(moved) == 100 and min(moved) > 1e-3 and max(apart) < 5e-6
+    assert len(rates) > 3
 
 
 @pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
@@ -362,7 +394,7 @@ def join_group(runner):
     """As the runner does, of a group that is there already, and on a CPU too."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
     runner.is_distributed, runner.gpu_world_size, runner.gpu_global_rank = True, size, rank
-    runner.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": size}
+    runner.cfg["multi_gpu"] = runner.multi_gpu_cfg = {"global_rank": rank, "local_rank": rank, "world_size": size}
 
 
 def train_in_rank(rank, device, arm, _):
@@ -374,7 +406,7 @@ def train_in_rank(rank, device, arm, _):
         alg = runner.alg
         alg.learning_rate *= 1 + rank
         losses = train(runner, 4 if device == "cpu" else 2, seed=rank)
-        models = {"actor": alg.actor, "critic": alg.critic} | ({"predictor": alg.rnd.predictor} if alg.rnd else {})
+        models = {x: getattr(alg, x) for x in PARTS} | ({"predictor": alg.rnd.predictor} if alg.rnd else {})
         found = {f"{key}.{name}": x for key, model in models.items() for name, x in model.state_dict().items()}
         found["losses"] = torch.tensor([[*row.values()] for row in losses])
         states |= {f"{case}: {name}": x for name, x in found.items()}

@@ -81,7 +81,7 @@ def test_compiled_models_are_captured_uncompiled(monkeypatch):
         (lambda alg: override(alg.actor.rnn, "forward"), "this RNN has its own forward ("),
         (lambda alg: override(alg.critic.rnn.rnn, "forward"), "this GRU has its own forward ("),
         (lambda alg: alg.critic.rnn.register_forward_hook(lambda *_: None), "a recurrent model has hooks"),
-        (lambda alg: setattr(alg, "rnd", object()), "this RSL-RL distils random networks in its update"),
+        (lambda alg: setattr(alg, "symmetry", object()), "extensions are given padded episodes"),
     ],
 )
 def test_what_is_not_served_updates_as_stock(change, reason):

@@ -93,7 +93,8 @@ class State:
     def put_back(self) -> None:
         """Let everything be as it was."""
         for x, (kept, grad) in zip(self.tensors, self.kept, strict=True):
-            x.copy_(kept)
+            if not x.is_inference():  # which no update can change
+                x.copy_(kept)
             x.grad = grad
         for optimizer, state in self.optimizers:
             optimizer.load_state_dict(copy.deepcopy(state))

@@ -81,8 +81,7 @@ def find_own(things: Sequence[Any], functions: Sequence[Any], packages: tuple[st
     if names is None:
         own = tuple(y.__name__ for x in functions for y in list_functions(x))
         called = {name for kind in kinds for name in list_read(kind, ours, packages, own)}
-        reached = Reach(functions, kinds, packages, LIBRARIES).names.keys()
-        names = NAMES[key] = frozenset({*reached, *own} - called)
+        names = NAMES[key] = frozenset({*Reach(functions, kinds, packages, LIBRARIES).names, *own} - called)
         NAMES.pop(next(iter(NAMES)) if len(NAMES) > 64 else None, None)
     return next(filter(None, (describe_own(x, names, packages) for x in things)), "")
 

@@ -104,7 +104,7 @@ class TritonConfig(AlgorithmConfig):
 
     def __reduce__(self) -> Any:
         """By the class behind, which Python finds."""
-        return restore_config, (type(self).__mro__[2], vars(self))
+        return create_config, (type(self).__mro__[2],), vars(self)
 
 
 @cache
@@ -113,11 +113,9 @@ def derive_config_class(kind: Any) -> Any:
     return type(kind.__name__, (TritonConfig, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def restore_config(kind: type, state: dict[str, Any]) -> Any:
-    """A config that `enable_triton` has changed, from the class it had before."""
-    config: Any = object.__new__(derive_config_class(kind))
-    vars(config).update(state)
-    return config
+def create_config(kind: type) -> Any:
+    """A config that `enable_triton` has changed, from the class it had before, without attributes yet."""
+    return object.__new__(derive_config_class(kind))
 
 
 def forget_metric(metrics_logger: Any, **kwargs: Any) -> None:

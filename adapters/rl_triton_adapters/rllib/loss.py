@@ -149,8 +149,7 @@ def find_distributions(module: Any) -> tuple[type, ...]:
 
 def name_distribution(kind: Any) -> str:
     """Its name; where arguments were filled in, which makes a class of its own, that of the class behind it."""
-    name: str = (kind.__bases__[0] if "_merge_kwargs" in vars(kind) else kind).__name__
-    return name
+    return (kind.__bases__[0] if "_merge_kwargs" in vars(kind) else kind).__name__  # type: ignore[no-any-return]
 
 
 def is_multi_categorical(kind: Any, sizes: tuple[int, ...]) -> bool:

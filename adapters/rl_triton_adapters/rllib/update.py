@@ -302,8 +302,7 @@ def clip_gradients_at_once(
     """
     gradients = [gradient.detach() for gradient in gradients_dict.values() if gradient is not None]
     if grad_clip is None or grad_clip_by not in ("norm", "global_norm") or not gradients:
-        norm: Tensor | None = clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)
-        return norm
+        return clip_gradients(gradients_dict, grad_clip=grad_clip, grad_clip_by=grad_clip_by)  # type: ignore[no-any-return]
     if grad_clip_by == "norm":
         norms = replace_infinity(torch.stack(torch._foreach_norm(gradients)))
         torch._foreach_mul_(gradients, list(torch.where(norms > grad_clip, grad_clip / norms, 1.0)))

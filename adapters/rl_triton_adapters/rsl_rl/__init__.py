@@ -5,13 +5,11 @@ One line of the training configuration turns it on, and another one off again:
     algorithm["class_name"] = "rl_triton_adapters.rsl_rl:TritonPPO"
     algorithm["enabled"] = False
 
-Minibatches, random numbers, logs and checkpoints are those of RSL-RL. Of RSL-RL 3, advantages alone are replaced.
+Minibatches, random numbers, logs and checkpoints are those of RSL-RL.
 """
 
 # mypy: allow-subclassing-any, allow-untyped-calls
 
-from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 from rl_triton_adapters.common.check import with_check
@@ -25,11 +23,8 @@ from rl_triton_core.capture import keep_buffers
 try:
     from rsl_rl.algorithms import PPO
 
-    from rl_triton_adapters.rsl_rl.older import PACKAGES, RETURNS_KEEP_STATE, UPDATE_NORMALIZES, OwnUpdate
-
-    Update: Any = OwnUpdate
-    if find_spec("rsl_rl.models"):
-        from rl_triton_adapters.rsl_rl.step import Update
+    from rl_triton_adapters.rsl_rl.older import PACKAGES, RETURNS_KEEP_STATE, UPDATE_NORMALIZES
+    from rl_triton_adapters.rsl_rl.step import Update
 except ImportError as error:
     raise explain_import(__name__, error, "rsl-rl-lib", "3.0.0", "rsl-rl") from error
 
@@ -52,12 +47,9 @@ class TritonPPO(PPO, Described):
         TypeError: `enabled` is no bool, or `capture` neither a bool nor None.
     """
 
-    learning_rate: float
-
     def __init__(self, *args: Any, enabled: bool = True, capture: bool | None = None, **kwargs: Any) -> None:
-        check_enabled(enabled)
         super().__init__(*args, **kwargs)
-        self.enabled = enabled and not find_off_switch()
+        self.enabled = check_enabled(enabled) and not find_off_switch()
         self._rl_triton = Update(self, TritonPPO, capture)
         self._rl_triton.prepare()
         if self.enabled:
@@ -65,8 +57,8 @@ class TritonPPO(PPO, Described):
 
     def process_env_step(self, *args: Any, **kwargs: Any) -> Any:
         """Record a step as `PPO` does, and keep statistics of observations where graphs read them."""
-        step = self._rl_triton.step if self.enabled and not UPDATE_NORMALIZES else None
-        with keep_buffers(step.modules) if step else nullcontext():
+        is_read = self.enabled and not UPDATE_NORMALIZES
+        with keep_buffers(getattr(self._rl_triton.step, "modules", []) if is_read else []):
             return super().process_env_step(*args, **kwargs)
 
     def compute_returns(self, obs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -75,8 +67,7 @@ class TritonPPO(PPO, Described):
         if not self.enabled or own or find_override(storage, ["compute_returns"], PACKAGES):
             return super().compute_returns(obs, *args, **kwargs)
         hidden_state = self.critic.get_hidden_state() if RETURNS_KEEP_STATE else None
-        evaluate = self.policy.evaluate if hasattr(self, "policy") else self.critic
-        last_values = evaluate(obs).detach()
+        last_values = (self.policy.evaluate if hasattr(self, "policy") else self.critic)(obs).detach()
         if RETURNS_KEEP_STATE:
             self.critic.reset(hidden_state=hidden_state)
         rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
@@ -99,5 +90,4 @@ class TritonPPO(PPO, Described):
         """Update actor and critic, as `PPO.update` does, and return the mean losses."""
         self._rl_triton.prepare()
         make = super().update if self._rl_triton.stock else self._rl_triton.make_steps
-        losses: dict[str, float] = make(*args, **kwargs)
-        return losses
+        return make(*args, **kwargs)  # type: ignore[no-any-return]

@@ -2,7 +2,7 @@
 
 # mypy: allow-untyped-calls
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -10,27 +10,23 @@ from typing import Any
 import torch
 from rsl_rl import modules
 from rsl_rl.algorithms import PPO
-from rsl_rl.models import MLPModel, RNNModel
 from torch import Tensor, distributed, nn
 from torch.distributions import Normal
+from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, has_hooks, list_modules, reach
 from rl_triton_adapters.common.update import CapturedUpdate, find_pointers, find_reason
-from rl_triton_adapters.rsl_rl.older import PACKAGES, UPDATE_NORMALIZES
+from rl_triton_adapters.rsl_rl import older
+from rl_triton_adapters.rsl_rl.older import PACKAGES, UPDATE_NORMALIZES, Part
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.losses import Gaussian, LogProbs, Policy, ppo_loss
 
 OWN: Any = getattr(modules, "distribution", None)  # RSL-RL's distributions; up to version 4, it has PyTorch's `Normal`
-GAUSSIANS = (OWN.GaussianDistribution, OWN.HeteroscedasticGaussianDistribution) if OWN else (Normal,)
 DEVIATION = "std" if OWN else "stddev"
+GAUSSIANS = (OWN.GaussianDistribution, OWN.HeteroscedasticGaussianDistribution) if OWN else (Normal,)
 INPUTS = ("clip_param", "value_loss_coef", "entropy_coef", "desired_kl")  # may be annealed; graphs keep others
 FIELDS = ("values", "returns", "advantages", "actions", "observations", "actions_log_prob")  # of the storage, in a step
-gather_inputs = MLPModel.get_latent  # which a recurrent model's own calls
-
-
-def map_fields(function: Callable[[Any], Any], fields: dict[str, Any]) -> dict[str, Any]:
-    """Apply a function to each tensor, or to each of a list of them."""
-    return {name: [*map(function, x)] if isinstance(x, list) else function(x) for name, x in fields.items()}
+gather_inputs = older.MLPModel.get_latent  # which a recurrent model's own calls
 
 
 def compute_latents(model: Any, observations: Any, states: list[Tensor], begins: Tensor) -> Tensor:
@@ -56,13 +52,13 @@ def compute_latents(model: Any, observations: Any, states: list[Tensor], begins:
     return torch.cat(outputs)
 
 
-def compute_divergence(actor: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> Tensor:
-    """Compute the divergence of each new distribution from the old one, of these parameters, as RSL-RL does."""
-    if OWN:
-        return actor.get_kl_divergence(old, new)  # type: ignore[no-any-return]
-    (old_mean, old_std), (mean, std) = old, new
-    far = (old_std.square() + (old_mean - mean).square()) / (2.0 * std.square())
-    return ((std / old_std + 1e-5).log() + far - 0.5).sum(dim=-1)
+class Draws(TorchFunctionMode):
+    """Inside, `Normal` is drawn from by the same random numbers, without a wait for the device to check deviations."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.normal and not kwargs and all(isinstance(x, Tensor) for x in args):
+            return torch.addcmul(args[0], args[1], torch.randn_like(args[0]))
+        return function(*args, **(kwargs or {}))
 
 
 class Update(CapturedUpdate):
@@ -74,15 +70,16 @@ class Update(CapturedUpdate):
         super().__init__(self.make_step, enabled=capture)
         self.alg, self.behind, self.rollout = alg, behind, dict[str, Any]()
         self.unfused, self.found = "", list[Any]()
+        self.symmetry: Any = None  # of the update
         self.rate = torch.tensor(float(alg.learning_rate), dtype=torch.float64, device=alg.device)
 
     def prepare(self) -> None:
         """Find out how the steps of the moment are made."""
-        alg, models = self.alg, [x for x in self.models if isinstance(x, nn.Module)]
+        alg, models = self.alg, [x for x in self.modules if isinstance(x, nn.Module)]
         optimizers = [alg.optimizer]
-        if hasattr(alg.rnd, "compute_loss"):
+        if alg.rnd:
             models += [alg.rnd.predictor, alg.rnd.target, alg.rnd.state_normalizer]
-            optimizers.append(alg.rnd.optimizer)
+            optimizers.append(vars(alg).get("rnd_optimizer") or alg.rnd.optimizer)
         stock = self.find_obstacle()
         self.unfused = stock or self.find_unfused()
         self.find_step(models, optimizers, stock=stock, state=[self.rate], is_averaged=alg.is_multi_gpu)
@@ -93,49 +90,41 @@ class Update(CapturedUpdate):
         return super().describe(whose) + f"; losses are those of log-probabilities: {self.unfused}" * bool(is_said)
 
     def find_obstacle(self) -> str:
-        """Why the update is RSL-RL's own; empty if it is ours."""
-        alg, storage, recurrent = self.alg, self.alg.storage, [x for x in self.models if x.is_recurrent]
-        has_states = not recurrent or hasattr(storage, "saved_hidden_state_a")
+        """Why the update is RSL-RL's own; empty if it is ours. Of recurrent models, `compute_latents` has to be so."""
+        alg, recurrent = self.alg, [x for x in self.modules if x.is_recurrent]
+        storage = alg.storage  # which `PPO` makes later, up to 3.1
+        networks = [getattr(x, "rnn", None) for x in self.models if x.is_recurrent]
+        is_known = all(isinstance(x, older.RNNModel) for x in recurrent) and {*map(type, networks)} <= {older.RNN}
+        parts = [*recurrent, *networks, *(x.rnn for x in networks if x)] if is_known else []
         obstacles = {
             "switched off": not alg.enabled,
-            "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self.models),
-            "this RSL-RL records the states of recurrent models elsewhere": not has_states,
-            "this RSL-RL distils random networks in its update": alg.rnd and not hasattr(alg.rnd, "compute_loss"),
-            "this RSL-RL augments minibatches in its update": alg.symmetry
-            and not hasattr(alg.symmetry, "compute_loss"),
-            "random networks are distilled from padded episodes": alg.rnd and recurrent,
-            "deviations of RSL-RL 4 depend on states": not OWN and getattr(alg.actor, "state_dependent_std", False),
-            "there are more minibatches than samples": self.count_samples() < alg.num_mini_batches,
+            "a model is no module of PyTorch": not all(isinstance(x, nn.Module) for x in self.modules),
+            "this RSL-RL records the states of recurrent models elsewhere": storage and recurrent and not self.states,
+            "extensions are given padded episodes": recurrent and (alg.rnd or alg.symmetry),
+            "there are more minibatches than samples": storage and self.count_samples() < alg.num_mini_batches,
+            "a recurrent model is not RSL-RL's": not is_known,
+            "a recurrent model has hooks": any(map(has_hooks, parts)),
         }
-        things = [storage, alg.optimizer, *chain(*map(list_modules, recurrent))]
+        things = [storage, alg.optimizer, *chain(*map(list_modules, parts))]
         replaced, self.found = find_settings(alg, [PPO.update], PACKAGES, (*INPUTS, "learning_rate"), things)
+        ours = (*SHARED, Update.apply_actor, Update.compute_entropy)
         return (
             find_reason(obstacles)
-            or next(filter(None, map(self.find_unknown, recurrent)), "")
+            or find_own(parts, [PPO.update], PACKAGES, *ours)
             or find_override(alg, ["update"], PACKAGES, behind=self.behind)
             or find_own([storage], [PPO.update], PACKAGES, Update.make_steps)
             or replaced
         )
 
-    def find_unknown(self, model: Any) -> str:
-        """Why `compute_latents` does not compute what a recurrent model does; empty if it does."""
-        if not isinstance(model, RNNModel) or type(model.rnn) is not modules.RNN:
-            return "a recurrent model is not RSL-RL's"
-        parts = (model, model.rnn, model.rnn.rnn)
-        ours, hooks = (*SHARED, Update.apply_actor, Update.compute_entropy), "a recurrent model has hooks"
-        return hooks * any(map(has_hooks, parts)) or find_own(parts, [PPO.update], PACKAGES, *ours)
-
     def find_unfused(self) -> str:
         """Why the loss is computed from log-probabilities rather than from what a Gaussian is made of; empty if not."""
-        actor, distribution = self.models[0], getattr(self.alg.actor, "distribution", None)
-        known, replaced = reach([PPO.update], chain(*map(list_modules, self.models)), PACKAGES)
+        actor, distribution = self.modules[0], getattr(self.models[0], "distribution", None)
+        known, replaced = reach([PPO.update], chain(*map(list_modules, self.modules)), PACKAGES)
         self.found = [*self.found, known]
-        reasons = {
-            f"{type(distribution).__name__} is no Gaussian of RSL-RL's": type(distribution) not in GAUSSIANS,
-            "the actor has hooks": has_hooks(actor),
-        }
-        ours = (*SHARED, Update.update_distribution)
-        return find_reason(reasons) or find_own([actor, distribution], [PPO.update], PACKAGES, *ours) or replaced
+        if type(distribution) not in GAUSSIANS:
+            return f"{type(distribution).__name__} is no Gaussian of RSL-RL's"
+        ours = (*SHARED, Update.draw, Part.__call__, nn.Module._call_impl)
+        return find_own([actor, distribution], [PPO.update], PACKAGES, *ours) or replaced
 
     def make_steps(self) -> dict[str, float]:
         """Make all steps with a rollout, and return the mean losses."""
@@ -149,7 +138,7 @@ class Update(CapturedUpdate):
             rows = self.run([*minibatches] * alg.num_learning_epochs, numbers)
         finally:
             alg.learning_rate = self.rate.item()
-        names = ["value", "surrogate", "entropy", *["rnd"] * bool(alg.rnd), *["symmetry"] * bool(alg.symmetry)]
+        names = [older.VALUE, "surrogate", "entropy", *["rnd"] * bool(alg.rnd), *["symmetry"] * bool(alg.symmetry)]
         losses = dict(zip(names, rows.double().mean(dim=0).tolist(), strict=True))
         if UPDATE_NORMALIZES:
             models = [*self.models, alg.rnd] if alg.rnd else self.models
@@ -163,25 +152,36 @@ class Update(CapturedUpdate):
         """The numbers that a step reads; where it reads others that have changed, it is captured again."""
         alg, numbers = self.alg, {name: getattr(self.alg, name) for name in INPUTS}
         settings = [*self.found, self.unfused, find_pointers(self.rollout)]
-        if alg.symmetry:
-            methods = alg.symmetry.compute_loss, alg.symmetry.augment_batch
-            numbers["mirror_loss_coeff"] = alg.symmetry.mirror_loss_coeff
-            settings += [methods, find_settings(alg.symmetry, [PPO.update, *methods], PACKAGES, numbers)[1]]
-        if alg.rnd:
-            settings.append(alg.rnd.compute_loss)
+        self.symmetry = older.Symmetry(**alg.symmetry) if isinstance(alg.symmetry, dict) else alg.symmetry
+        if self.symmetry:
+            methods = [getattr(x, "__func__", x) for x in (self.symmetry.compute_loss, self.symmetry.augment_batch)]
+            numbers["mirror_loss_coeff"] = self.symmetry.mirror_loss_coeff
+            settings += [methods, find_settings(self.symmetry, [PPO.update, *methods], PACKAGES, numbers)[1]]
+        settings.append(getattr(alg.rnd, "compute_loss", None))
         self.keep_settings(settings)
         return numbers
 
     @property
+    def modules(self) -> list[Any]:
+        """Actor and critic of the moment, or the policy that is both; not compiled: graphs need no compiler."""
+        own = [self.alg.policy] if older.MLPModel is Part else [self.alg.actor, self.alg.critic]
+        return [x if not isinstance(x, nn.Module) or has_hooks(x) else x._modules.get("_orig_mod", x) for x in own]
+
+    @property
     def models(self) -> list[Any]:
-        """Actor and critic of the moment; what `torch.compile` has compiled, not compiled: graphs need no compiler."""
-        pair = (self.alg.actor, self.alg.critic)
-        return [x if not isinstance(x, nn.Module) or has_hooks(x) else x._modules.get("_orig_mod", x) for x in pair]
+        """Actor and critic of the moment."""
+        own = self.modules
+        return own if len(own) == 2 else [Part(own[0], role) for role in ("actor", "critic")]
+
+    @property
+    def states(self) -> list[Any]:
+        """The recorded states of actor and critic, if they are recorded where RSL-RL does."""
+        return [x for name, x in vars(self.alg.storage).items() if name.startswith("saved_hidden_state")]
 
     @property
     def is_recurrent(self) -> bool:
         """Whether a minibatch is all steps of some environments."""
-        return bool(self.alg.actor.is_recurrent or self.alg.critic.is_recurrent)
+        return any(x.is_recurrent for x in self.modules)
 
     def count_samples(self) -> int:
         """The samples of a rollout; for recurrent models, the environments."""
@@ -192,18 +192,20 @@ class Update(CapturedUpdate):
         """The storage as a graph reads it: one that has moved asks for another graph."""
         storage = self.alg.storage
         old = [*storage.distribution_params] if OWN else [storage.mu, storage.sigma]
-        rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": old}
         if not self.is_recurrent:
-            self.rollout = map_fields(lambda x: x.flatten(0, 1), rollout)
+            fields = {name: getattr(storage, name).flatten(0, 1) for name in FIELDS}
+            self.rollout = fields | {"parameters": [x.flatten(0, 1) for x in old]}
             return
-        states = {"actor_states": storage.saved_hidden_state_a, "critic_states": storage.saved_hidden_state_c}
-        rollout |= {name: [x.swapaxes(1, 2) for x in some or ()] for name, some in states.items()}
-        self.rollout = rollout | {"dones": storage.dones.squeeze(-1)}
+        self.rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": old}
+        for name, states in zip(("actor_states", "critic_states"), self.states, strict=True):
+            self.rollout[name] = [x.swapaxes(1, 2) for x in states or ()]
+        self.rollout["dones"] = storage.dones.squeeze(-1)
 
     def gather_minibatch(self, indices: Tensor) -> SimpleNamespace:
         """These samples of the rollout; for recurrent models, all steps of these environments."""
         at = (slice(None), indices) if self.is_recurrent else indices
-        batch = SimpleNamespace(**map_fields(lambda x: x[at], self.rollout))
+        fields = self.rollout.items()
+        batch = SimpleNamespace(**{k: [y[at] for y in x] if isinstance(x, list) else x[at] for k, x in fields})
         batch.old_actions_log_prob = batch.actions_log_prob
         if self.is_recurrent:
             batch.begins = torch.cat([torch.ones_like(batch.dones[:1]), batch.dones[:-1]]).bool()
@@ -211,78 +213,73 @@ class Update(CapturedUpdate):
 
     def make_step(self, indices: Tensor, numbers: dict[str, Any]) -> Tensor:
         """Make one step, and return the losses: value, surrogate, entropy, and those of extensions."""
-        alg, batch = self.alg, self.gather_minibatch(indices)
+        alg, symmetry, batch = self.alg, self.symmetry, self.gather_minibatch(indices)
         size, extra = len(batch.values), []
-        if alg.normalize_advantage_per_mini_batch and alg.symmetry:
+        if symmetry and alg.normalize_advantage_per_mini_batch:
             batch.advantages = (batch.advantages - batch.advantages.mean()) / (batch.advantages.std() + 1e-8)
-        if alg.symmetry:
-            alg.symmetry.augment_batch(batch, size)
+        if symmetry:
+            symmetry.augment_batch(batch, size)
         with torch.autocast(torch.device(alg.device).type, torch.bfloat16, getattr(alg, "use_mixed_precision", False)):
             loss, losses = self.compute_loss(batch, numbers, size)
             if alg.rnd:
-                extra.append(alg.rnd.compute_loss(batch.observations[:size]))
-            if alg.symmetry:
-                extra.append(alg.symmetry.compute_loss(self.models[0], batch, size))
-                if alg.symmetry.use_mirror_loss:
+                extra.append(older.compute_rnd_loss(alg.rnd, batch.observations[:size]))
+            if symmetry:
+                extra.append(symmetry.compute_loss(self.models[0], batch, size))
+                if symmetry.use_mirror_loss:
                     loss = loss + numbers["mirror_loss_coeff"] * extra[-1]
-        alg.optimizer.zero_grad()
-        loss.backward()
-        if alg.rnd:
-            alg.rnd.optimizer.zero_grad()
-            extra[0].backward()
+        for optimizer, x in zip(self.step.optimizers, (loss, *extra), strict=False):
+            optimizer.zero_grad()
+            x.backward()
         if alg.is_multi_gpu:
             alg.reduce_parameters()
-        nn.utils.clip_grad_norm_(alg.actor.parameters(), alg.max_grad_norm)
-        nn.utils.clip_grad_norm_(alg.critic.parameters(), alg.max_grad_norm)
-        alg.optimizer.step()
-        if alg.rnd:
-            alg.rnd.optimizer.step()
+        for module in self.modules:
+            nn.utils.clip_grad_norm_(module.parameters(), alg.max_grad_norm)
+        for optimizer in self.step.optimizers:
+            optimizer.step()
         return torch.stack([x.detach().float() for x in (*losses, *extra)])
 
-    def update_distribution(self, batch: SimpleNamespace) -> None:
-        """Compute the actor's distribution, without a draw."""
+    def draw(self, batch: SimpleNamespace) -> None:
+        """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers."""
         actor = self.models[0]
-        if actor.is_recurrent:
+        with Draws():
+            if not actor.is_recurrent:
+                actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
+                return
             latents = compute_latents(actor, batch.observations, batch.actor_states, batch.begins)
-        else:
-            latents = actor.get_latent(batch.observations)
-        if OWN:
-            actor.distribution.update(actor.mlp(latents))
-        else:
-            actor._update_distribution(latents)
+            if OWN:
+                actor.distribution.update(actor.mlp(latents))
+            else:
+                actor._update_distribution(latents)
+            actor.distribution.sample()
 
     def apply_actor(self, batch: SimpleNamespace) -> Policy:
-        """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers.
-
-        A draw from `Normal` waits for the device; `randn_like` takes as many random numbers and does not. The loss
-        reads mean and deviation where the policy is Gaussian, else log-probabilities.
-        """
+        """What the loss reads of the actor: mean and deviation where it is Gaussian, else log-probabilities."""
+        self.draw(batch)
         actor = self.models[0]
         if self.unfused:
-            if actor.is_recurrent:
-                self.update_distribution(batch)
-                actor.distribution.sample()
-            else:
-                actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
-            return LogProbs(self.alg.actor.get_output_log_prob(batch.actions).flatten().float())
-        self.update_distribution(batch)
+            return LogProbs(actor.get_output_log_prob(batch.actions).flatten().float())
         distribution = actor.distribution
-        torch.randn_like(distribution.mean)
         mean, deviation = (x.flatten(0, -2).float() for x in (distribution.mean, getattr(distribution, DEVIATION)))
-        return Gaussian(mean, (deviation[0] if type(distribution) is GAUSSIANS[0] else deviation).log())
+        is_own = getattr(actor, "state_dependent_std", type(distribution) is not GAUSSIANS[0])
+        return Gaussian(mean, (deviation if is_own else deviation[0]).log())
 
     def compute_entropy(self, size: int) -> Tensor:
         """The mean entropy of the actor's distribution, of this many samples."""
-        return self.alg.actor.output_entropy[:size].mean()  # type: ignore[no-any-return]
+        return self.models[0].output_entropy[:size].mean()  # type: ignore[no-any-return]
 
-    def adapt_learning_rate(self, target: Any, old_parameters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+    def adapt_learning_rate(self, target: Any, old: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Change the learning rate by the divergence from the policy that acted; on the device, where it is captured.
 
         Several processes take their mean divergence, and the rate of the first one, which is sent as float32.
         """
         alg, rate = self.alg, self.rate
         with torch.no_grad():
-            kl = compute_divergence(alg.actor, old_parameters, parameters).mean()
+            if OWN:
+                kl = self.models[0].get_kl_divergence(old, new).mean()
+            else:
+                (old_mean, old_std), (mean, std) = old, new
+                far = (old_std.square() + (old_mean - mean).square()) / (2.0 * std.square())
+                kl = ((std / old_std + 1e-5).log() + far - 0.5).sum(dim=-1).mean()
             if alg.is_multi_gpu:
                 distributed.all_reduce(kl)
                 kl /= alg.gpu_world_size
@@ -303,12 +300,12 @@ class Update(CapturedUpdate):
 
         Entropies of samples beyond `size` do not count: they mirror those of the rollout.
         """
-        alg, policy, critic = self.alg, self.apply_actor(batch), self.models[1]
+        alg, policy, (actor, critic) = self.alg, self.apply_actor(batch), self.models
         if critic.is_recurrent:
             values = critic.mlp(compute_latents(critic, batch.observations, batch.critic_states, batch.begins))
         else:
             values = critic(batch.observations, masks=None, hidden_state=None)
-        given = alg.actor.output_distribution_params if OWN else (alg.actor.output_mean, alg.actor.output_std)
+        given = actor.output_distribution_params if OWN else (actor.output_mean, actor.output_std)
         parameters = tuple(x[:size] for x in given)
         is_fused = not self.unfused and len(values) == size
         entropy = None if is_fused else self.compute_entropy(size)
@@ -327,7 +324,7 @@ class Update(CapturedUpdate):
             value_clip=numbers["clip_param"] if alg.use_clipped_value_loss else None,
             value_clip_mode="cleanrl",
             entropy_coef=numbers["entropy_coef"] if is_fused else 0.0,
-            normalize_advantages=alg.normalize_advantage_per_mini_batch and not alg.symmetry,
+            normalize_advantages=alg.normalize_advantage_per_mini_batch and not self.symmetry,
         )
         if entropy is None:
             return result.loss, [result.value_loss, result.policy_loss, result.entropy]

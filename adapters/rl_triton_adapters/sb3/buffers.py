@@ -31,8 +31,6 @@ except ImportError as error:
 
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
 
-_FLAT_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
-
 
 class TritonGAEMixin(RolloutBuffer):
     """Compute advantages and returns with `rl_triton_core`, in the place of the Stable-Baselines3 loop.
@@ -163,7 +161,7 @@ def rollout_buffer_class_for(
         )
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
-        if not isinstance(part, _FLAT_SPACES):
+        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
             raise TypeError(
                 f"Stable-Baselines3 has no rollout buffer for the observation space {observation_space}: "
                 f"{part} is none of Box, Discrete, MultiDiscrete, MultiBinary, nor a Dict of these"

@@ -123,8 +123,7 @@ def process_sequences(
     starts = episode_starts.view(num_sequences, -1)
     if starts[:, 1:].any():
         stock: Any = RecurrentActorCriticPolicy._process_sequence
-        result: tuple[Tensor, tuple[Tensor, Tensor]] = stock(features, lstm_states, episode_starts, lstm)
-        return result
+        return stock(features, lstm_states, episode_starts, lstm)  # type: ignore[no-any-return]
     going_on = (1 - starts[:, 0]).view(1, num_sequences, 1)
     inputs = features.view(num_sequences, -1, lstm.input_size).transpose(0, 1)
     outputs, states = lstm(inputs, (going_on * lstm_states[0], going_on * lstm_states[1]))

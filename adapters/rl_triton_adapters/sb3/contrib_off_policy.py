@@ -6,7 +6,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters.common.versions import explain_import
@@ -97,8 +96,7 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         with torch.no_grad():
             next_values = following.min(dim=1, keepdim=True)[0] - ent_coef * next_log_probs.reshape(-1, 1)
             targets = self._evaluate_next(batch, next_values)
-        losses = [mse_loss(values[:, None], targets) for values in current.T]
-        critic_loss = 0.5 * torch.stack(losses).sum()
+        critic_loss = self._evaluate_critic(current.T[..., None], targets)
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
         return statistics | self._update_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cache
 from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -11,16 +10,14 @@ from weakref import ref
 import numpy as np
 import torch
 from gymnasium.spaces import flatdim
+from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
+from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.overrides import find_own, list_stock
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_core.capture import is_input
-
-# isort: split
-from stable_baselines3.common.buffers import DictReplayBuffer, ReplayBuffer
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
 COPIED_BYTES = 2**26  # so many are drawn before a gradient step is made with the first of them
 PINNED_BYTES = 2**34  # so many, at most, of a buffer's arrays are pinned, in blocks of powers of two: Atari's take half
@@ -47,7 +44,7 @@ def pack_minibatches(samples: Any, count: int, device: torch.device) -> tuple[Fo
     for x in arrays:
         if isinstance(x, np.ndarray):
             start, end = end, end + x.nbytes // count
-            leaves.append((find_dtype(x.dtype), (len(x) // count, *x.shape[1:]), start, end))
+            leaves.append((getattr(torch, str(x.dtype)), (len(x) // count, *x.shape[1:]), start, end))
             end += -end % ALIGNMENT
         else:
             leaves.append(x)
@@ -57,12 +54,6 @@ def pack_minibatches(samples: Any, count: int, device: torch.device) -> tuple[Fo
         if isinstance(x, np.ndarray):
             own[:, leaf[2] : leaf[3]] = x.reshape(count, -1).view(np.uint8)
     return Form(structure, tuple(leaves)), list(rows.to(device, non_blocking=True))
-
-
-@cache
-def find_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    """PyTorch's of NumPy's."""
-    return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
 class Stored:

@@ -14,6 +14,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
@@ -29,11 +32,6 @@ from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, find_
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
-
-# isort: split
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 
 ACTORS = ("actor", "q_net", "quantile_net")  # what a policy acts with, by its names in the algorithms
 NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")

@@ -144,8 +144,7 @@ def evaluate_actions(
     something, log-probabilities are NaN then.
     """
     if not defers_checks:
-        result: tuple[Tensor, Tensor, Tensor | None] = policy.evaluate_actions(observations, actions, *masks)
-        return result
+        return policy.evaluate_actions(observations, actions, *masks)  # type: ignore[no-any-return]
     with kept_distribution(policy), DeferredChecks() as checks:
         values, log_probs, entropy = policy.evaluate_actions(observations, actions, *masks)
     return values, checks.mark_refused(log_probs), entropy

@@ -21,8 +21,6 @@ class TritonTD3(OffPolicyMixin, TD3):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "tau", "target_policy_noise", "target_noise_clip")
     counts_each: ClassVar[int] = 1
 
-    actor_target: Any
-
     def _list_optimizers(self) -> list[Optimizer]:
         return [self.actor.optimizer, self.critic.optimizer]
 

@@ -105,8 +105,7 @@ def replace_gae(update: Any) -> Any:
     @wraps(estimate_advantages)
     def compute(**inputs: Any) -> tuple[Tensor, Tensor]:
         found = update.__globals__["compute_gae"]  # which somebody may have replaced since
-        ours = found is stock and not find_off_switch()
-        return (estimate_advantages if ours else found)(**inputs)
+        return (found if found is not stock or find_off_switch() else estimate_advantages)(**inputs)
 
     return copy_function(update, {"compute_gae": compute})
 

@@ -10,13 +10,6 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, distributed, nn
-from torch.nn import functional
-
-from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
-from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_pointers, find_reason
-
-# isort: split
 from skrl import config
 from skrl.agents.torch.a2c import A2C
 from skrl.agents.torch.ppo import PPO
@@ -24,6 +17,11 @@ from skrl.memories.torch import RandomMemory
 from skrl.multi_agents.torch import ippo, mappo
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
+from torch import Tensor, distributed, nn
+from torch.nn import functional
+
+from rl_triton_adapters.common.overrides import find_override, find_own, find_settings, list_modules, reach
+from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, find_pointers, find_reason
 
 INPUTS = ("entropy_loss_scale", "value_loss_scale", "value_clip", "kl_threshold")  # may be annealed, and `ratio_clip`
 PACKAGES = ("skrl",)

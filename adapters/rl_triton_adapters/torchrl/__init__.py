@@ -73,9 +73,8 @@ def with_stock(stock: Callable[..., Any], other: Callable[..., Any] | None = Non
 
 def needs_stock(given: dict[str, Any]) -> bool:
     """Whether ours does not compute it: λ or a clip per step or with a gradient, a discount for all that follows."""
-    rolling_gamma, numbers = given.get("rolling_gamma"), map(given.get, ("lmbda", "rho_thresh", "c_thresh"))
-    is_rolling = rolling_gamma is None or rolling_gamma
-    tensors = [x for x in numbers if isinstance(x, Tensor)]
+    is_rolling = given.get("rolling_gamma") is not False
+    tensors = [x for x in map(given.get, ("lmbda", "rho_thresh", "c_thresh")) if isinstance(x, Tensor)]
     return not is_rolling or any(x.numel() > 1 or (x.requires_grad and torch.is_grad_enabled()) for x in tensors)
 
 
@@ -129,8 +128,7 @@ def td_lambda_return_estimate(
     """
     dtype = _promote_dtypes(gamma, lmbda, next_state_value, reward)
     steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated)
-    returns = compute_lambda_returns(**steps, lambda_=_read_number(lmbda))
-    return _restore_layout(returns, reward.shape, dtype)
+    return _restore_layout(compute_lambda_returns(**steps, lambda_=_read_number(lmbda)), reward.shape, dtype)
 
 
 @with_stock(functional.vtrace_advantage_estimate)

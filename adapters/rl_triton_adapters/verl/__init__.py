@@ -20,7 +20,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +54,6 @@ __all__ = [
 LOG_RATIO_CLAMP, SEQUENCE_CLAMP = 20.0, 10.0
 
 Advantages = tuple[torch.Tensor, torch.Tensor]
-PolicyLoss = Callable[..., tuple[torch.Tensor, dict[str, Any]]]
 logger = logging.getLogger(__name__)
 
 
@@ -90,8 +89,7 @@ def compute_gae_advantage_return(
         raise ValueError(f"response_mask: got {count} valid tokens, expected two or more: whitening needs a variance")
     options: dict[str, Any] = {"gamma": float(gamma), "lambda_": check_number("lam", lam, 0.0, 1.0), "mask": mask}
     advantages, returns = compute_gae(token_level_rewards, values, bootstrap_values=0.0, **options, backend=backend)
-    of_product = torch.promote_types(token_level_rewards.dtype, response_mask.dtype)
-    dtype = torch.promote_types(of_product, values.dtype)
+    dtype = reduce(torch.promote_types, (x.dtype for x in (token_level_rewards, response_mask, values)))
     options = {"correction": 1, "epsilon": 1e-8, "epsilon_mode": "variance"}
     whitened = normalize_advantages(advantages, mask, **options, backend=backend)
     return whitened.to(dtype), returns.to(dtype)
@@ -101,7 +99,7 @@ LOSS_NAME = "triton"
 """The policy loss that verl calls "vanilla", under another name."""
 
 
-def make_policy_loss(name: str, mode: str = "token-mean") -> PolicyLoss:
+def make_policy_loss(name: str, mode: str = "token-mean") -> Callable[..., Any]:
     """Make one of verl's policy losses: the loss and its gradient in one pass, and verl's metrics in another.
 
     Arguments, results and what is logged are verl's: tensors [batch_size, response_length], a floating-point mask a

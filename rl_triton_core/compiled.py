@@ -1,4 +1,4 @@
-"""Whole updates of PPO and A2C, and gradient steps of DQN, SAC and TD3, in compiled code on the CPU."""
+"""Whole updates of PPO and A2C, and gradient steps of DQN, QR-DQN, SAC and TD3, in compiled code on the CPU."""
 
 from __future__ import annotations
 
@@ -380,7 +380,7 @@ def draw_actions(
 
 
 class CompiledValueUpdate(Compiled):
-    """Gradient steps of DQN, SAC or TD3 on the CPU, in one compiled call.
+    """Gradient steps of DQN, QR-DQN, SAC or TD3 on the CPU, in one compiled call.
 
     Critics learn r + γ·Q of targets at next observations, minus α·log π there. Then the actor learns the least of the
     critics' values, and the entropy coefficient α, and targets follow. Parameters and the optimizers' states are those
@@ -401,6 +401,8 @@ class CompiledValueUpdate(Compiled):
         actor_target: Of an actor that returns actions, the network that follows it.
         log_entropy_coef: The logarithm of α, one number, if it is learned.
         entropy_optimizer: Of that.
+        quantiles: How many quantiles of each action's value the critic returns, those of all actions one after the
+            other, if it does: their means choose actions, and they learn by the quantile loss of QR-DQN.
     """
 
     def __init__(
@@ -414,6 +416,7 @@ class CompiledValueUpdate(Compiled):
         actor_target: nn.Module | None = None,
         log_entropy_coef: Tensor | None = None,
         entropy_optimizer: Optimizer | None = None,
+        quantiles: int = 0,
     ) -> None:
         """Check that there is an optimizer of all that learns."""
         for name, x, other in (
@@ -427,7 +430,8 @@ class CompiledValueUpdate(Compiled):
         parts |= {values.ACTOR: ([*actor], actor_optimizer)} if actor else {}
         parts |= {} if actor_target is None else {values.NEXT_ACTOR: ([actor_target], None)}
         parts |= {} if log_entropy_coef is None else {values.ENTROPY: ([], entropy_optimizer, [log_entropy_coef])}
-        super().__init__(groups.ValueTables, parts, values.run_steps)
+        self.quantiles = quantiles and check_count("quantiles", quantiles)
+        super().__init__(groups.ValueTables, parts, values.run_steps, quantiles)
 
     def run(
         self,

@@ -12,7 +12,7 @@ pytest.importorskip("sb3_contrib")
 import sb3_kinds
 import test_sb3_off_policy as off_policy
 from sb3_callbacks import At
-from sb3_kinds import TritonDDPG, TritonDQN, TritonSAC, TritonTD3
+from sb3_kinds import TritonDDPG, TritonDQN, TritonQRDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newest, is_discrete, normalize
@@ -20,7 +20,7 @@ from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newes
 from rl_triton_adapters.sb3 import compiled_off_policy
 
 COMPILED, LEFT = "updates are compiled", "updates are those of the stock algorithm: not compiled: "
-KINDS = [TritonDQN, TritonSAC, TritonTD3, TritonDDPG]
+KINDS = [TritonDQN, TritonQRDQN, TritonSAC, TritonTD3, TritonDDPG]
 TANH = {"net_arch": [9, 5], "activation_fn": torch.nn.Tanh}
 ADAMW = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "eps": 1e-5}}
 RATE = {"learning_rate": lambda left: 1e-4 + 1e-3 * left}
@@ -36,11 +36,13 @@ OPTIONS = {
     "rare targets": {"target_update_interval": 6, "tau": 0.3, "gradient_steps": 4, "train_freq": 4},
     "smooth": {"policy_kwargs": TANH},  # where rounding decides about no unit
     "fixed": {"ent_coef": 0.1},
+    "few": {"policy_kwargs": {"n_quantiles": 1}, "max_grad_norm": 0.1},
     "delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "action_noise": off_policy.make_noise},
 }
 OWN = {TritonDQN: ["rare targets"], TritonSAC: ["rare targets", "fixed"], TritonTD3: ["delay"], TritonDDPG: ["delay"]}
 CASES = [(TritonDQN, name) for name in [*OPTIONS][:7]] + [(TritonSAC, name) for name in [*OPTIONS][:7]]
 CASES += [(kind, name) for kind in (TritonTD3, TritonDDPG) for name in ("smooth", "every eighth")]
+CASES += [(TritonQRDQN, name) for name in ("defaults", "every eighth", "n-step returns", "rare targets", "few")]
 CASES += [(kind, name) for kind, names in OWN.items() for name in names if kind is not TritonDDPG]
 
 
@@ -78,8 +80,8 @@ def test_a_replay_buffer_may_draw_as_it_likes(form):
 
 def change_things(model):
     policy, step = model.policy, model.num_timesteps
-    network = model.q_net if hasattr(model, "q_net") else model.actor
-    optimizer = policy.optimizer if hasattr(model, "q_net") else model.critic.optimizer
+    network = next(getattr(model, x) for x in ("q_net", "quantile_net", "actor") if hasattr(model, x))
+    optimizer = policy.optimizer if is_discrete(type(model)) else model.critic.optimizer
     if step == 30:
         policy.load_state_dict({name: 0.9 * x for name, x in policy.state_dict().items()})
     if step == 40:
@@ -236,7 +238,7 @@ def test_acting_of_users_is_theirs(name):
     assert len(calls) >= 10 or (name == "forward" and owner is model.policy)
 
 
-STOCK = {kind: {} for kind in (sb3_kinds.TritonTQC, sb3_kinds.TritonQRDQN, sb3_kinds.TritonCrossQ)}
+STOCK = {kind: {} for kind in (sb3_kinds.TritonTQC, sb3_kinds.TritonCrossQ)}
 STOCK[TritonSAC] = {"env": lambda _: FLIPPING(), "policy": "MultiInputPolicy"}
 STOCK[TritonTD3] = {"policy_kwargs": {"activation_fn": torch.nn.Softplus}}
 

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -15,12 +16,14 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions, draw_actions
 
 FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6  # a minibatch has more samples than a tile
+CHOICES, QUANTILES = 4, 5  # of values of actions
 OPTIONS = {
     "dqn": {"huber_delta": 0.7, "max_grad_norm": 0.05},
     "squared": {"critic_coef": 2.0},
+    "quantiles": {"huber_delta": 0.7, "tau": 0.3, "updates_targets": [False, True] * 3, "critic_coef": 1.5},
     "td3": {"critic_coef": 2.0, "tau": 0.3, "updates_actor": [False, True] * 3, "updates_targets": [False, True] * 3},
     "sac": {"tau": 0.1, "target_entropy": -2.0, "updates_targets": [True, False, False] * 2},
-    "fixed": {"entropy_coef": 0.3, "tau": 0.1, "updates_targets": [True] * 6, "max_grad_norm": 0.1},
+    "fixed": {"entropy_coef": 0.3, "tau": 0.1, "updates_targets": [True] * 6, "max_grad_norm": 0.1, "huber_delta": 0.5},
 }
 
 
@@ -35,7 +38,8 @@ class Agent(nn.Module):
         super().__init__()
         self.kind, self.has_actor = kind, kind in ("td3", "sac", "fixed")
         inputs, count = (FEATURES + ACTIONS, 2) if self.has_actor else (FEATURES, 1)
-        self.critics = nn.ModuleList(make_network(inputs, 1 if self.has_actor else 4) for _ in range(count))
+        outputs = 1 if self.has_actor else CHOICES * (QUANTILES if kind == "quantiles" else 1)
+        self.critics = nn.ModuleList(make_network(inputs, outputs) for _ in range(count))
         self.targets = copy.deepcopy(self.critics)
         self.trunk = nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU()) if kind != "td3" else make_network(FEATURES, 7)
         self.means, self.log_stds = nn.Linear(7, ACTIONS), nn.Linear(7, ACTIONS)
@@ -54,6 +58,7 @@ class Agent(nn.Module):
         own |= {"actor_target": self.actor_target} if self.kind == "td3" else {}
         if self.kind == "sac":
             own |= {"log_entropy_coef": self.log_coef, "entropy_optimizer": self.coef_optimizer}
+        own |= {"quantiles": QUANTILES} if self.kind == "quantiles" else {}
         return CompiledValueUpdate(self.critics, self.targets, self.optimizer, **own)
 
     def act(self, observations, noise):
@@ -76,9 +81,19 @@ class Agent(nn.Module):
             nn.utils.clip_grad_norm_([x for group in optimizer.param_groups for x in group["params"]], bound)
         optimizer.step()
 
-    def learn_slowly(self, batch, learns=True, follows=False, **numbers):
-        coef = self.log_coef.detach().exp() if self.kind == "sac" else numbers.get("entropy_coef", 0.0)
-        bound, tau = numbers.get("max_grad_norm"), numbers.get("tau", 0)
+    def evaluate_quantiles(self, batch, delta):
+        """The loss of QR-DQN: of each quantile the sum, of each target the mean."""
+        rows, shape = torch.arange(SIZE), (SIZE, QUANTILES, CHOICES)
+        with torch.no_grad():
+            after = self.targets[0](batch.next_observations).view(shape)
+            after = after[rows, :, after.mean(1).argmax(1)]
+            targets = batch.rewards[:, None] + batch.discounts[:, None] * after
+        current = self.critics[0](batch.observations).view(shape)[rows, :, batch.actions[:, 0].long()]
+        errors, levels = targets[:, None] - current[..., None], (torch.arange(QUANTILES).double() + 0.5) / QUANTILES
+        losses = huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
+        return (losses * torch.where(errors < 0, 1 - levels[:, None], levels[:, None])).sum(1).mean()
+
+    def evaluate_critics(self, batch, coef, delta):
         with torch.no_grad():
             if self.kind == "td3":
                 actions, log_probs = (self.actor_target(batch.next_observations) + batch.next_noise).clamp(-1, 1), 0.0
@@ -89,9 +104,14 @@ class Agent(nn.Module):
             targets = batch.rewards + batch.discounts * best
         chosen = torch.zeros(len(targets), 1, dtype=torch.int64) if self.has_actor else batch.actions.long()
         values = [x.gather(1, chosen)[:, 0] for x in self.value(self.critics, batch.observations, batch.actions)]
-        delta = numbers.get("huber_delta")
-        losses = [mse_loss(x, targets) / 2 if delta is None else huber_loss(x, targets, delta=delta) for x in values]
-        critic_loss = numbers.get("critic_coef", 1.0) * sum(losses)
+        return sum(mse_loss(x, targets) / 2 if delta is None else huber_loss(x, targets, delta=delta) for x in values)
+
+    def learn_slowly(self, batch, learns=True, follows=False, **numbers):
+        coef = self.log_coef.detach().exp() if self.kind == "sac" else numbers.get("entropy_coef", 0.0)
+        bound, tau, delta = numbers.get("max_grad_norm"), numbers.get("tau", 0), numbers.get("huber_delta")
+        is_plain = self.kind != "quantiles"
+        loss = self.evaluate_critics(batch, coef, delta) if is_plain else self.evaluate_quantiles(batch, delta)
+        critic_loss = numbers.get("critic_coef", 1.0) * loss
         self.step_slowly(self.optimizer, critic_loss, bound)
         statistics = [critic_loss.item(), math.nan, float(coef), math.nan]
         if self.has_actor and learns:
@@ -113,7 +133,7 @@ class Agent(nn.Module):
 
 
 def make_transitions(kind, count=SIZE * STEPS):
-    has_actor = kind not in ("dqn", "squared")
+    has_actor = kind in ("td3", "sac", "fixed")
     actions = torch.rand(count, ACTIONS) * 2 - 1 if has_actor else torch.randint(4, (count, 1))
     noise, next_noise = torch.randn(2, count, ACTIONS)
     observations, after = torch.randn(2, count, FEATURES)
@@ -294,3 +314,13 @@ def test_networks_that_do_not_fit_are_refused():
     optimizer = Adam([x for network in other for x in network.parameters()])
     update = CompiledValueUpdate(other, copy.deepcopy(other), optimizer, **given)
     assert update.find_obstacle() == "the networks take other features"
+    one, given = Agent("dqn"), {"actor": agent.actor, "actor_optimizer": agent.actor_optimizer}
+    given |= {"actor_target": agent.actor_target}
+    for update in (
+        CompiledValueUpdate(other, copy.deepcopy(other), optimizer),
+        CompiledValueUpdate(one.critics, one.targets, one.optimizer, quantiles=3),
+        CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, **given, quantiles=1),
+    ):
+        assert re.match("critics return .*: . of each action needs one of them, and no actor", update.find_obstacle())
+    with pytest.raises(ValueError, match="quantiles: got -1"):
+        CompiledValueUpdate(one.critics, one.targets, one.optimizer, quantiles=-1)

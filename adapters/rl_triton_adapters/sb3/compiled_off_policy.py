@@ -8,11 +8,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from stable_baselines3.common.distributions import SquashedDiagGaussianDistribution
-from stable_baselines3.common.policies import ContinuousCritic
 from stable_baselines3.common.type_aliases import ReplayBufferSamples
-from stable_baselines3.dqn.policies import QNetwork
-from stable_baselines3.sac.policies import Actor as GaussianActor
-from stable_baselines3.td3.policies import Actor
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock, make_snapshot
@@ -21,7 +17,6 @@ from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
-KINDS = (QNetwork, ContinuousCritic, GaussianActor, Actor)  # called of a policy: MLPs on flat observations
 MOST_PRODUCTS = 2**25  # of a layer and a minibatch, times threads, which share PyTorch's; from four on, calls decide
 
 
@@ -95,7 +90,7 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
     things = list_called(networks.owners)
     for owner in networks.owners:
         kind, extractor = type(owner), owner.features_extractor
-        if kind not in KINDS or not is_flat(extractor):
+        if kind.__module__.split(".")[0] not in PACKAGES or not is_flat(extractor):
             return f"{kind.__name__} is another module, or has a {type(extractor).__name__} for features"
     if any(map(has_hooks, things)):
         return "a module has hooks"

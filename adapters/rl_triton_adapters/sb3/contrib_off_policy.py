@@ -1,14 +1,16 @@
-"""sb3-contrib: TQC, QR-DQN and CrossQ whose gradient steps and acting take less time on a GPU."""
+"""sb3-contrib: TQC, QR-DQN and CrossQ that take less time on a GPU, QR-DQN on a CPU as well."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
 from rl_triton_adapters.sb3.sac import EntropyMixin
 
@@ -42,18 +44,22 @@ class TritonTQC(EntropyMixin, TQC):
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
-    """`QRDQN` that takes less time on a GPU; on a CPU it is `QRDQN`. All that is said of `TritonSAC` holds."""
+    """`QRDQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
+
+    def _list_networks(self) -> Networks:
+        owners = [self.quantile_net, self.quantile_net_target]
+        options = {"optimizer": self.policy.optimizer, "quantiles": self.n_quantiles}
+        return Networks(owners, [owners[0].quantile_net], [owners[1].quantile_net], [], options)
+
+    def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray:
+        return np.asarray(outputs.reshape(len(outputs), self.n_quantiles, -1).mean(axis=1).argmax(axis=1))
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
-        def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
-            """Those of an action, [batch_size, 1]."""
-            return quantiles.gather(2, actions[..., None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
-
         with torch.no_grad():
             quantiles = self.quantile_net_target(batch.next_observations)  # [batch_size, n_quantiles, n_actions]
-            best = quantiles.mean(dim=1).argmax(dim=1, keepdim=True)
-            targets = self._evaluate_next(batch, choose(quantiles, best))
-        current = choose(self.quantile_net(batch.observations), batch.actions.long())
+            best = quantiles.mean(dim=1).argmax(dim=1)
+            targets = self._evaluate_next(batch, quantiles.take_along_dim(best[:, None, None], 2).squeeze(2))
+        current = self.quantile_net(batch.observations).take_along_dim(batch.actions.long()[..., None], 2).squeeze(2)
         loss = quantile_huber_loss(current, targets, sum_over_quantiles=True)
         self._step_optimizer(self.policy.optimizer, loss)
         return {"loss": loss.detach()}

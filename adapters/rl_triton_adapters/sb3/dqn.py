@@ -30,6 +30,12 @@ class ValueUpdateMixin(OffPolicyMixin):
             clip_gradients(self.policy.parameters(), self.max_grad_norm)
         optimizer.step()
 
+    def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
+        return {"huber_delta": 1.0, "max_grad_norm": self.max_grad_norm}
+
+    def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
+        return {"loss": row[0]}
+
 
 class TritonDQN(ValueUpdateMixin, DQN):
     """`DQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
@@ -40,12 +46,6 @@ class TritonDQN(ValueUpdateMixin, DQN):
 
     def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray:
         return np.asarray(outputs.argmax(axis=1))
-
-    def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
-        return {"huber_delta": 1.0, "max_grad_norm": self.max_grad_norm}
-
-    def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
-        return {"loss": row[0]}
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
         with torch.no_grad():

@@ -129,9 +129,8 @@ class TritonSAC(EntropyMixin, SAC):
         return dict(zip(("noise", "next_noise"), noise.transpose(0, 1).flatten(1, 2), strict=True))
 
     def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
-        own = {"target_entropy": self.target_entropy} if self._learns_entropy else {}
-        own |= {} if self._learns_entropy else {"entropy_coef": float(self.ent_coef_tensor)}
-        return {"tau": self.tau, "updates_targets": [x for (x,) in choices], **own}
+        own = {"entropy_coef": 0.0 if self._learns_entropy else float(self.ent_coef_tensor), "tau": self.tau}
+        return own | {"target_entropy": self.target_entropy, "updates_targets": [x for (x,) in choices]}
 
     def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
         found = dict(zip(("critic_loss", "actor_loss", "ent_coef", "ent_coef_loss"), row[:4], strict=True))

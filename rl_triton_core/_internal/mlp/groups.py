@@ -78,6 +78,7 @@ class GroupTables:
     """Rows of scratch memory before what networks take; groups whose units stay while others run."""
     further: tuple[int, ...] = ()
     """What compiled code takes behind the addresses of tables."""
+    spare = 0  # rows behind what networks take
 
     def __init__(self, update: Any, facts: dict[int, Facts], optimizers: dict[int, Optimizer | None]) -> None:
         check_parameters([], [x for group, own in facts.items() if group != values.JUDGES for x in own.parameters])
@@ -101,7 +102,7 @@ class GroupTables:
     def addresses(self) -> tuple[int, ...]:
         """Those of functions, groups and scratch memory, and further ones; optimizers get states that they have not."""
         units = {group: 3 * sum(len(x.linear.weight) for x in own.layers) for group, own in self.facts.items()}
-        before = 2 * self.width + max([units.get(group, 0) for group in self.apart])
+        before = 2 * self.width + max([self.spare, *(units.get(group, 0) for group in self.apart)])
         rows = self.first + before + max(units.values())
         inputs = max(x.linear.weight.shape[1] for own in self.facts.values() for x in own.layers)
         self.scratch = torch.zeros(rows + inputs + WIDTH + 1, serial.TILE, dtype=torch.float32, device="cpu")
@@ -164,8 +165,12 @@ class ValueTables(GroupTables):
         features = self.count_inputs(values.ACTOR if actor else values.CRITICS)
         if self.width != features + actions:
             raise Unsupported("the networks take other features")
+        count = max(update.quantiles, 1)
+        if update.quantiles if actor else (len(returned) > 1 or returned[0] % count):
+            raise Unsupported(f"critics return {returned}: {count} of each action needs one of them, and no actor")
+        self.spare = 0 if actor else count
         self.columns = features, actions or 1, features, 0, 0, actions or 1, actions or 1
-        self.options = np.zeros(3)
+        self.options = np.array([0.0, 0.0, 0.0, update.quantiles])
         self.further = self.options.ctypes.data, self.numbers.ctypes.data
 
 

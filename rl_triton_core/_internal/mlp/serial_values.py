@@ -1,4 +1,4 @@
-"""Gradient steps of DQN, SAC and TD3 on MLPs, in loops that Numba compiles, beside those of `serial`.
+"""Gradient steps of DQN, QR-DQN, SAC and TD3 on MLPs, in loops that Numba compiles, beside those of `serial`.
 
 What networks take, observations and behind them actions, is in rows that all groups share, as derivatives by it are.
 """
@@ -10,7 +10,7 @@ import math
 import numpy as np
 
 from rl_triton_core._internal.equations.compile import unbound
-from rl_triton_core._internal.mlp.memory import call, load, store
+from rl_triton_core._internal.mlp.memory import call, load, load_double, store
 from rl_triton_core._internal.mlp.serial import (
     ADDRESS,
     BACKWARD,
@@ -34,10 +34,11 @@ from rl_triton_core._internal.mlp.serial import (
 
 CRITICS, TARGETS, JUDGES, ACTOR, NEXT_ACTOR, ENTROPY, NUM_GROUPS = range(7)
 """Groups: judges are the critics as they value the actor's actions, and the next actor acts at next observations."""
-TARGET, LOG_PROB, FIRST_INPUT = range(3)
+TARGET, LOG_PROB, LEARNED, BY, LOSSES, FIRST_INPUT = range(6)
 """Rows of scratch memory; behind the inputs are the derivatives by them."""
 HUBER_DELTA, CRITIC_COEF, ENTROPY_COEF, TARGET_ENTROPY, TAU, KEPT, SHARE = range(7)
 """Numbers of an update; the share of a sample in a mean."""
+QUANTILES = 3  # of options, behind those of `serial`: how many a value has; 0 if it is learned itself
 CRITIC_LOSS, ACTOR_LOSS, COEF, COEF_LOSS, HAS_STOPPED = range(5)
 """What is reported of a step."""
 CATEGORICAL, GAUSSIAN = range(2)  # heads of actors
@@ -166,35 +167,64 @@ def find_policy_slopes(group, noise, first, actions, by_actions, numbers, size):
 
 
 def find_targets(group, rewards, discounts, first, rows, numbers, size):
-    """What critics learn: r + γ·(min max Q − α·log π), the least of all targets, the largest of their actions."""
+    """What critics of actions learn: r + γ·(min Q − α·log π), the least of all targets."""
     best, log_probs, entropy_coef = rows + TARGET * ROW, rows + LOG_PROB * ROW, load(numbers, ENTROPY_COEF)
     for k in range(get(group, 0, NUM_ENDS)):
-        values, _, width = find_end(group, k)
+        values, _, _ = find_end(group, k)
         for i in range(size):
-            peak = load(values, i)
-            for j in range(1, width):
-                x = load(values + j * ROW, i)
-                peak = x if x > peak or x != x else peak
-            store(best, i, peak if k == 0 or peak < load(best, i) or peak != peak else load(best, i))
+            x = load(values, i)
+            store(best, i, x if k == 0 or x < load(best, i) or x != x else load(best, i))
     for i in range(size):
         value = load(best, i) - entropy_coef * load(log_probs, i)
         store(best, i, rewards[first + i] + discounts[first + i] * value)
 
 
-def find_errors(group, chosen, first, rows, numbers, size):
-    """The critics' loss, ½·error² or Huber's, added up, and its derivatives; whether an action is none of them."""
-    delta, share, total = load(numbers, HUBER_DELTA), load(numbers, CRITIC_COEF) * load(numbers, SHARE), np.float64(0.0)
-    for k in range(get(group, 0, NUM_ENDS)):
-        values, slopes, width = find_end(group, k)
+def find_next_values(group, rewards, discounts, first, targets, count, size):
+    """What each of a value's quantiles learns, a row of each: r + γ·Q of the action whose mean is the largest."""
+    values, _, width = find_end(group, 0)
+    actions = width // count
+    for i in range(size):
+        best, most = np.int64(0), np.float64(0.0)
+        for action in range(actions):
+            total = np.float64(0.0)
+            for k in range(count):
+                total += load(values + (k * actions + action) * ROW, i)
+            if action == 0 or total > most or (total != total and most == most):
+                best, most = action, total
+        for k in range(count):
+            value = load(values + (k * actions + best) * ROW, i)
+            store(targets + k * ROW, i, rewards[first + i] + discounts[first + i] * value)
+
+
+def find_errors(group, chosen, first, rows, targets, quantiles, numbers, size):
+    """The critics' loss, of values or their quantiles, added up, and its derivatives; whether an action is none."""
+    learned, by, losses, count = rows + LEARNED * ROW, rows + BY * ROW, rows + LOSSES * ROW, max(quantiles, np.int64(1))
+    delta, total = load(numbers, HUBER_DELTA), np.float64(0.0)
+    share = load(numbers, CRITIC_COEF) * load(numbers, SHARE) / count
+    for k in range(count * get(group, 0, NUM_ENDS)):
+        values, slopes, width = find_end(group, k // count)
+        place, actions = k % count * (width // count), width // count
+        above = np.float32((k + 0.5) / count if quantiles else 1.0)
+        below = np.float32(1.0) - above if quantiles else above
         for i in range(size):
-            own = np.int64(chosen[first + i, 0]) if width > 1 else 0
-            if own < 0 or own >= width:
+            own = np.int64(chosen[first + i, 0]) if width > 1 else np.int64(0)
+            if own < 0 or own >= actions:
                 return total, True
-            error = load(values + own * ROW, i) - load(rows + TARGET * ROW, i)
-            cut = delta if error > delta else (-delta if error < -delta else error)
-            total += cut * (error - 0.5 * cut)
-            store(slopes + own * ROW, i, share * cut)
-    return total, False
+            store(learned, i, load(values + (place + own) * ROW, i))
+        fill(by, size, 0.0)
+        fill(losses, size, 0.0)
+        for j in range(count):
+            for i in range(size):
+                error = load(targets + j * ROW, i) - load(learned, i)
+                cut = delta if error > delta else (-delta if error < -delta else error)
+                slope = (below if error < 0.0 else above) * cut
+                add(by, i, slope)
+                add(losses, i, slope * (error - 0.5 * cut))
+        for i in range(size):
+            own = np.int64(chosen[first + i, 0]) if width > 1 else np.int64(0)
+            store(slopes + (place + own) * ROW, i, -share * load(by, i))
+            total += load(losses, i)
+    return total / count, False
 
 
 def judge(group, rows, numbers, size):
@@ -219,7 +249,7 @@ def judge(group, rows, numbers, size):
 def learn_values(tables, samples, low, size):
     """Add the critics' gradients of a tile; its loss, and whether the policy refuses its observations."""
     observations, actions, next_observations, rewards, discounts, _, next_noise = samples
-    functions, groups, rows, _, numbers = tables
+    functions, groups, rows, options, numbers = tables
     inputs, width = rows + FIRST_INPUT * ROW, observations.shape[1]
     critics, targets, actor = groups + CRITICS * BYTES, groups + TARGETS * BYTES, groups + NEXT_ACTOR * BYTES
     fill(rows + LOG_PROB * ROW, size, 0.0)
@@ -228,13 +258,18 @@ def learn_values(tables, samples, low, size):
         call(get(functions, 0, FORWARD), (functions, actor, size))
         is_refused |= act(actor, next_noise, low, rows, inputs + width * ROW, size)
     call(get(functions, 0, FORWARD), (functions, targets, size))
-    find_targets(targets, rewards, discounts, low, rows, numbers, size)
+    learned, quantiles = rows + TARGET * ROW, np.int64(load_double(options, QUANTILES))
+    if get(actor, 0, NUM_ENDS):
+        find_targets(targets, rewards, discounts, low, rows, numbers, size)
+    else:
+        learned = inputs + 2 * width * ROW
+        find_next_values(targets, rewards, discounts, low, learned, max(quantiles, np.int64(1)), size)
     is_refused |= gather_rows(observations, low, inputs, size)
     if get(actor, 0, NUM_ENDS):
         gather_rows(actions, low, inputs + width * ROW, size)
     call(get(functions, 0, FORWARD), (functions, critics, size))
     clear_slopes(critics, size)
-    loss, is_missing = find_errors(critics, actions, low, rows, numbers, size)
+    loss, is_missing = find_errors(critics, actions, low, rows, learned, quantiles, numbers, size)
     call(get(functions, 0, BACKWARD), (functions, critics, size))
     return loss, is_missing or (is_refused and get(actor, 0, NUM_ENDS) == 2)
 

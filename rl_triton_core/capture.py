@@ -20,14 +20,12 @@ from torch.utils import _pytree as pytree
 from rl_triton_core._internal.arguments.side_effects import warn
 from rl_triton_core._internal.arguments.validation import check_count
 from rl_triton_core._internal.capture import step as steps
-from rl_triton_core._internal.capture import undo
 from rl_triton_core._internal.capture.graphs import CudaGraphs, use_stream
 from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.key import Contents, describe_context, describe_leaf, find_pointers, name_context
 from rl_triton_core._internal.capture.optimizers import OPTIMIZERS, PreparedOptimizer, name_repeated
 from rl_triton_core._internal.capture.snapshot import Snapshot
-from rl_triton_core._internal.capture.step import Captured, CaptureFailed, find_group_obstacle, find_obstacle, is_input
-from rl_triton_core._internal.capture.undo import keep_buffers
+from rl_triton_core._internal.capture.step import Captured, find_group_obstacle, find_obstacle, is_input, keep_buffers
 
 __all__ = [
     "OPTIMIZERS",
@@ -155,7 +153,7 @@ class CapturedStep:
                 return self.run_eagerly(leaves, structure)
             try:
                 graph = self.find_held_graph(form) or self.find_graph(leaves, form)
-            except CaptureFailed as failure:
+            except steps.CaptureFailed as failure:
                 return self.fall_back(str(failure), leaves, structure)
             return self.run_eagerly(leaves, structure, copy=True) if graph is None else graph.replay(leaves)
 
@@ -263,7 +261,7 @@ class CapturedStep:
 
     def unchanged(self, host: HostState, generators: list[torch.Generator]) -> AbstractContextManager[None]:
         """What happens inside leaves no trace."""
-        return undo.put_back(host, (*self.tensors(), self.stop), self.prepared, self.graphs, generators)
+        return steps.put_back(host, (*self.tensors(), self.stop), self.prepared, self.graphs, generators)
 
     def capture_or_fail(self, leaves: list[Any], structure: Any) -> Captured:
         """Capture. Whatever prevents it, no memory or something that no graph can hold, is a CaptureFailed."""
@@ -275,7 +273,7 @@ class CapturedStep:
             self.reset()
             raise
         self.reset()
-        raise CaptureFailed(reason)  # without the error, which would keep the memory of the capture
+        raise steps.CaptureFailed(reason)  # without the error, which would keep the memory of the capture
 
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""
@@ -293,16 +291,16 @@ class CapturedStep:
         host = self.contents.host
         generators = [*{*self.generators, *host.generators}]
         warm_ups = 1 if self.captured else WARM_UPS_OF_RANKS if steps.find_averaged(self.modules) else WARM_UPS
-        with undo.keep_state_on_error(self.optimizers):
+        with steps.keep_state_on_error(self.optimizers):
             for optimizer in self.optimizers[len(self.prepared) :]:
                 self.prepared.append(PreparedOptimizer(optimizer, self.stop, self.mark_stale))
-            with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
+            with self.unchanged(host, generators), steps.keep_gradients(self.tensors()) as list_carried:
                 self.graphs.warm_up(call, warm_ups)
-                with undo.refuse_accumulation(list_carried()):
+                with steps.refuse_accumulation(list_carried()):
                     _, changes = host.watch(lambda: self.graphs.warm_up(call, 1))
                 if changes:
                     raise RuntimeError(f"the step changes {changes[0]} on the host in every call")
-            with self.unchanged(host, generators), undo.keep_gradients(self.tensors()) as list_carried:
+            with self.unchanged(host, generators), steps.keep_gradients(self.tensors()) as list_carried:
                 (results, replay), changes = host.watch(lambda: self.graphs.capture(call, generators), can_repeat=False)
                 gradients = [(x, x.grad) for x in list_carried()]
         torch.clear_autocast_cache()

@@ -66,27 +66,21 @@ def _(alpha: torch.Tensor, beta: torch.Tensor, backend: str) -> torch.Tensor:
     return torch.empty_like(alpha)
 
 
-def save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    """Keep what the gradient needs: β and the states."""
+def keep_tensors(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    """Keep what derivatives need: β and the states."""
     _, beta, ctx.backend = inputs
     ctx.save_for_backward(beta, output)
+    ctx.save_for_forward(beta, output)
 
 
-def compute_scan_gradient(
-    scan: Any, beta: torch.Tensor, state: torch.Tensor, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def compute_gradient(scan: Any, ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
     """λ[t] = ∂L/∂A[t] + β[t+1]·λ[t+1];  ∂L/∂α = λ;  ∂L/∂β[t] = λ[t]·A[t-1]."""
-    alpha_grad = scan(grad.flip(1), shift_steps(beta, -1).flip(1)).flip(1)
-    return alpha_grad, gated_product(alpha_grad, shift_steps(state, 1))
-
-
-def linear_scan_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The gradient by the operator."""
     beta, state = ctx.saved_tensors
-    return *compute_scan_gradient(partial(linear_scan, backend=ctx.backend), beta, state, grad), None
+    alpha_grad = scan(grad.flip(1), shift_steps(beta, -1).flip(1), ctx.backend).flip(1)
+    return alpha_grad, gated_product(alpha_grad, shift_steps(state, 1)), None
 
 
-linear_scan.register_autograd(linear_scan_backward, setup_context=save_for_backward)
+linear_scan.register_autograd(partial(compute_gradient, linear_scan), setup_context=keep_tensors)
 
 # -- for everything else ----------------------------------------------------------------------------------------------
 
@@ -99,18 +93,12 @@ class DifferentiableScan(torch.autograd.Function):
         """Compute the states."""
         return scan_by_backend(alpha, beta, backend)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        """Keep β and the states."""
-        _, beta, ctx.backend = inputs
-        ctx.save_for_backward(beta, output)
-        ctx.save_for_forward(beta, output)
+    setup_context = staticmethod(keep_tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
         """Compute the gradient."""
-        beta, state = ctx.saved_tensors
-        return *compute_scan_gradient(partial(differentiable_scan, backend=ctx.backend), beta, state, grad), None
+        return compute_gradient(differentiable_scan, ctx, grad)
 
     @staticmethod
     def jvp(ctx: Any, alpha: torch.Tensor, beta: torch.Tensor, _: None) -> torch.Tensor:

@@ -73,7 +73,16 @@ def test_three_hundred_updates_are_those_of_stock(kind, name):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_replay_buffer_may_draw_as_it_likes(form):
-    ours, stock = train_both(TritonTD3, 60, gradient_steps=3, replay_buffer_class=draw_newest(form))
+    """More samples than it is asked for, too."""
+
+    class Uneven(draw_newest(form)):
+        calls = 0
+
+        def sample(self, batch_size, env=None):
+            self.calls += 1
+            return super().sample(batch_size + self.calls // 3 % 3 * (self.calls % 4), env)
+
+    ours, stock = train_both(TritonTD3, 60, gradient_steps=3, replay_buffer_class=Uneven)
     assert ours.describe() == COMPILED
     compare_models(ours, stock, 2e-5)
 
@@ -103,6 +112,13 @@ def change_things(model):
 def test_callbacks_may_change_anything(kind):
     ours, stock = train_both(kind, 120, callback=lambda: At(change_things))
     assert ours.describe() == COMPILED
+    compare_models(ours, stock, 2e-5)
+
+
+def test_a_number_of_quantiles_that_networks_have_not_is_left_to_stock():
+    change = At(lambda model: setattr(model, "n_quantiles", 100), 30)
+    ours, stock = train_both(TritonQRDQN, 60, callback=lambda: change)
+    assert ours.describe() == LEFT + "TritonQRDQN has no compiled steps for its networks"
     compare_models(ours, stock, 2e-5)
 
 
@@ -192,8 +208,9 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     change(model)
     if learns:
         assert model.learn(10, reset_num_timesteps=False)._compiled is None
-    sentence = model.describe()
-    assert sentence.startswith(LEFT) and reason in sentence and not model.is_accelerated
+    sentence, is_own = model.describe(), "own _" in reason  # and as our eager steps call it
+    assert sentence.startswith("updates are eager: " if is_own else LEFT) and reason in sentence
+    assert model.is_accelerated == is_own
 
 
 SMALLER, LARGE = {"policy_kwargs": {"net_arch": [256, 256]}}, "with .* threads, PyTorch is faster: a layer has"

@@ -40,12 +40,13 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     sde_devices: ClassVar[tuple[str, ...]] = ()
     """Where steps are ours if exploration is state-dependent. Acting is stock then: noise is drawn outside."""
     eager_devices: ClassVar[tuple[str, ...]] = DEVICES
-    """Where steps that are neither captured nor compiled are ours, with fewer operations."""
+    """Where steps that are neither captured nor compiled are ours; those of a subclass are so everywhere."""
 
     acts_exactly = False
     """Whether what the policy returns while it acts on a CPU is the stock algorithm's, bit for bit; else rounded."""
     _asked: tuple[Any, str, str] = (), "", ""
     _find_compiled: Any
+    _find_own_steps: Any
     _modes: Any
     _make_step: Any
     """Make one gradient step. Returns its statistics."""
@@ -91,7 +92,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
         if self._update.stock or not step.reason or self.device.type in self.eager_devices:
             return self._update.stock
         if asks or not self._asked[2]:
-            self._asked = (*self._asked[:2], self._find_compiled(asks)[1])
+            refusal = self._find_compiled(asks)[1]
+            self._asked = (*self._asked[:2], "" if refusal and self._find_own_steps() else refusal)
         return self._asked[2] and f"not compiled: {self._asked[2]}"
 
     def find_obstacle(self) -> str:

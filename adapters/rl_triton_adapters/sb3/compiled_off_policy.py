@@ -57,7 +57,8 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
     """The compiled gradient steps of an algorithm, and why there are none; those that are known ask before they run."""
     networks = algorithm._list_networks()
     if networks is None:
-        return None, f"a gradient step of {type(algorithm).__name__} never is"
+        algorithm._compiled = None
+        return None, f"{type(algorithm).__name__} has no compiled steps for its networks"
     compiled, policy, found = algorithm._compiled, algorithm.policy, algorithm._modes.found
     is_same = compiled is not None and compiled.networks.is_like(networks)
     known = found.get(policy.training) if is_same and not asks else None
@@ -104,8 +105,13 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
     if weights * size * min(threads, 4) > MOST_PRODUCTS:
         return f"with {threads} threads, PyTorch is faster: a layer has {weights} weights, minibatches are of {size}"
     own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)
+    return own or find_own_steps(algorithm)
+
+
+def find_own_steps(algorithm: Any) -> str:
+    """What of our gradient steps an algorithm has replaced."""
     ours = list_stock(type(algorithm), "_make_step", ("rl_triton_adapters",))
-    return own or find_own([algorithm], ours, ("rl_triton_adapters", *PACKAGES))
+    return find_own([algorithm], ours, ("rl_triton_adapters", *PACKAGES))
 
 
 def list_called(owners: list[Any]) -> list[Any]:
@@ -129,7 +135,7 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
     before, index = algorithm._n_updates, 0
     algorithm._n_updates += algorithm.counts_each
     for drawn, part in draw_samples(algorithm, count, size):
-        choices = []
+        choices, size = [], len(drawn.rewards) // part  # of which a buffer may give more than it is asked for
         for _ in range(part):
             choices.append(algorithm._choose_parts(index))
             index += 1

@@ -46,8 +46,10 @@ class TritonTQC(EntropyMixin, TQC):
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
     """`QRDQN` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
-    def _list_networks(self) -> Networks:
+    def _list_networks(self) -> Networks | None:
         owners = [self.quantile_net, self.quantile_net_target]
+        if {x.n_quantiles for x in owners} != {self.n_quantiles}:
+            return None
         options = {"optimizer": self.policy.optimizer, "quantiles": self.n_quantiles}
         return Networks(owners, [owners[0].quantile_net], [owners[1].quantile_net], [], options)
 
@@ -55,11 +57,15 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
         return np.asarray(outputs.reshape(len(outputs), self.n_quantiles, -1).mean(axis=1).argmax(axis=1))
 
     def _learn(self, batch: Any, *parts: bool) -> dict[str, Tensor]:
+        def choose(quantiles: Tensor, actions: Tensor) -> Tensor:
+            """Those of an action, [batch_size, 1]."""
+            return quantiles.gather(2, actions[..., None].expand(-1, quantiles.shape[1], 1)).squeeze(2)
+
         with torch.no_grad():
             quantiles = self.quantile_net_target(batch.next_observations)  # [batch_size, n_quantiles, n_actions]
-            best = quantiles.mean(dim=1).argmax(dim=1)
-            targets = self._evaluate_next(batch, quantiles.take_along_dim(best[:, None, None], 2).squeeze(2))
-        current = self.quantile_net(batch.observations).take_along_dim(batch.actions.long()[..., None], 2).squeeze(2)
+            best = quantiles.mean(dim=1).argmax(dim=1, keepdim=True)
+            targets = self._evaluate_next(batch, choose(quantiles, best))
+        current = choose(self.quantile_net(batch.observations), batch.actions.long())
         loss = quantile_huber_loss(current, targets, sum_over_quantiles=True)
         self._step_optimizer(self.policy.optimizer, loss)
         return {"loss": loss.detach()}

@@ -123,7 +123,9 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
             yield gather_samples(list_fields(buffer), rows.reshape(len(rows), -1), lambda x, i: x.take(i, axis=0)), part
         else:
             batches = [keep_fields(draw_on_host(buffer, size, env)) for _ in range(part)]
-            yield pytree.tree_map(join, *batches), part
+            is_even = len({len(x.rewards) for x in batches}) == 1
+            for some in [batches] if is_even else [[x] for x in batches]:
+                yield pytree.tree_map(join, *some), len(some)
 
 
 def join(*parts: Any) -> Any:

@@ -28,7 +28,14 @@ from rl_triton_adapters.common.optimizers import fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
-from rl_triton_adapters.sb3.compiled_off_policy import Compiled, Networks, find_compiled, predict, run_compiled
+from rl_triton_adapters.sb3.compiled_off_policy import (
+    Compiled,
+    Networks,
+    find_compiled,
+    find_own_steps,
+    predict,
+    run_compiled,
+)
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
@@ -62,7 +69,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     )
     max_graphs: ClassVar[int] = 8
     eager_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained
-    _find_compiled, _predict_compiled = find_compiled, predict
+    _find_compiled, _predict_compiled, _find_own_steps = find_compiled, predict, find_own_steps
     counts_each: ClassVar[int] = 0
     """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from gpu_checks import GPU
 from torch import distributed
+from torch.distributions import Normal
 
 pytest.importorskip("rsl_rl")
 import ppo_rsl_rl
@@ -220,8 +221,9 @@ def test_methods_of_a_users_policy(network):
         runners = [make_runner(x, network=network, **SHORT) for x in ("PPO", OURS)]
         for runner in runners:
             getattr(runner.alg, PARTS[0]).__class__ = derive(kind, method)
-            train(runner, 1)
+        want, got = (train(runner, 1) for runner in runners)
         compare(*runners[::-1], rtol=1e-4, atol=2e-6)
+        assert got[0] == pytest.approx(want[0], rel=1e-4, abs=1e-5), method
 
 
 @pytest.mark.usefixtures("captured")
@@ -247,6 +249,28 @@ def set_others(alg, i):
     alg.max_grad_norm, alg.use_clipped_value_loss = (1.0, True) if i < 2 else (0.05, False)
 
 
+def replace_curiosity(alg, i):
+    own = alg.rnd.get_rnd_state
+    if i == 2:
+        alg.rnd.get_rnd_state = lambda observations: 2 * own(observations) - 1
+
+
+def widen_deviations(alg, i):
+    """Of a Gaussian of RSL-RL's, by the state."""
+    actor = getattr(alg, PARTS[0])
+    known = [(actor, "distribution", x) for x in ("_update_distribution", "update_distribution") if hasattr(actor, x)]
+    owner, name, method = known[0] if known else (actor.distribution, "_distribution", "update")
+    make = getattr(owner, method)
+
+    def update(*args):
+        make(*args)
+        normal = getattr(owner, name)
+        object.__setattr__(owner, name, Normal(normal.mean, normal.stddev * (1 + normal.mean.detach().abs())))
+
+    if i == 0:
+        object.__setattr__(owner, method, update)
+
+
 @pytest.mark.parametrize("variant", ["default", "gru", "mirror loss and rnd"])
 def test_a_hundred_updates(variant, monkeypatch, capsys):
     """Each is compared with RSL-RL's, of the same rollout; the divergence that is asked for has a schedule."""
@@ -264,17 +288,27 @@ def test_a_hundred_updates(variant, monkeypatch, capsys):
     assert len(rates) > 3
 
 
-@pytest.mark.parametrize(("change", "captures"), [(anneal, 1), (set_others, 2)])
-def test_settings_may_change_between_updates(change, captures, monkeypatch):
+@pytest.mark.parametrize(
+    ("change", "captures", "variant"),
+    [
+        (anneal, 1, "default"),
+        (set_others, 2, "default"),
+        (replace_curiosity, 2, "rnd"),
+        (widen_deviations, 1, "default"),
+    ],
+)
+def test_settings_may_change_between_updates(change, captures, variant, monkeypatch):
     """A graph is given numbers that are annealed, and keeps others: it is captured anew."""
     allow_captures(monkeypatch)
-    stock, ours = make_runner("PPO"), make_runner(OURS)
+    stock, ours = make_runner("PPO", variant), make_runner(OURS, variant)
     graphs = ours.alg._rl_triton.step.graphs
     for runner in (stock, ours):
         for i in range(4):
             change(runner.alg, i)
             train(runner, 1)
     compare(ours, stock, rtol=1e-4, atol=2e-6)
+    if variant == "rnd":
+        torch.testing.assert_close(ours.alg.rnd.state_dict(), stock.alg.rnd.state_dict(), rtol=1e-4, atol=2e-6)
     assert graphs.captures == captures
     ours.alg.recapture()
     train(ours, 1)

@@ -17,8 +17,9 @@ PACKAGES = ("rsl_rl",)
 RETURNS_KEEP_STATE = "get_hidden_state" in PPO.compute_returns.__code__.co_names
 # `update`, not `process_env_step`, counts observations for their normalisation, from 5.5 on.
 UPDATE_NORMALIZES = "update_normalization" in PPO.update.__code__.co_names
-# What `update` calls the loss of values, up to 3.1.
+# What `update` calls the loss of values, up to 3.1, and a policy's states.
 VALUE = "value_function" if "'value_function'" in repr(PPO.update.__code__.co_consts) else "value"
+STATES = "hidden_states" if "'hidden_states'" in repr(PPO.update.__code__.co_consts) else "hidden_state"
 
 
 class Part:
@@ -33,11 +34,13 @@ class Part:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, self.names.get(name, name))
 
-    def __call__(self, observations: Any, stochastic_output: bool = False, **_: Any) -> Any:
+    def __call__(self, observations: Any, stochastic_output: bool = False, **given: Any) -> Any:
         """Values, or actions: drawn, or means."""
+        given = {STATES if name == "hidden_state" else name: x for name, x in given.items()}
         if self.role == "critic":
-            return self.policy.evaluate(observations)
-        return self.policy.act(observations) if stochastic_output else self.policy.act_inference(observations)
+            return self.policy.evaluate(observations, **given)
+        act = self.policy.act if stochastic_output else self.policy.act_inference
+        return act(observations, **given)
 
     def get_latent(self, observations: Any) -> Any:
         """What the layers of a recurrent one are given."""
@@ -76,7 +79,7 @@ class Symmetry(SimpleNamespace):
 
 def compute_rnd_loss(rnd: Any, observations: Any) -> Tensor:
     """The loss of random network distillation, which the update computes up to 5.3."""
-    if hasattr(rnd, "compute_loss"):
+    if "compute_loss" in PPO.update.__code__.co_names:
         return rnd.compute_loss(observations)  # type: ignore[no-any-return]
     with no_grad():
         state = rnd.state_normalizer(rnd.get_rnd_state(observations))

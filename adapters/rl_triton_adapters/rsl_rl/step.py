@@ -157,7 +157,10 @@ class Update(CapturedUpdate):
             methods = [getattr(x, "__func__", x) for x in (self.symmetry.compute_loss, self.symmetry.augment_batch)]
             numbers["mirror_loss_coeff"] = self.symmetry.mirror_loss_coeff
             settings += [methods, find_settings(self.symmetry, [PPO.update, *methods], PACKAGES, numbers)[1]]
-        settings.append(getattr(alg.rnd, "compute_loss", None))
+        if alg.rnd:
+            methods = [getattr(getattr(alg.rnd, x, None), "__func__", None) for x in ("get_rnd_state", "compute_loss")]
+            found = find_settings(alg.rnd, [older.compute_rnd_loss, *filter(None, methods)], PACKAGES, ())
+            settings += [type(alg.rnd), methods, found[1]]
         self.keep_settings(settings)
         return numbers
 
@@ -260,8 +263,8 @@ class Update(CapturedUpdate):
             return LogProbs(actor.get_output_log_prob(batch.actions).flatten().float())
         distribution = actor.distribution
         mean, deviation = (x.flatten(0, -2).float() for x in (distribution.mean, getattr(distribution, DEVIATION)))
-        is_own = getattr(actor, "state_dependent_std", type(distribution) is not GAUSSIANS[0])
-        return Gaussian(mean, (deviation if is_own else deviation[0]).log())
+        is_shared = deviation.stride(0) == 0  # by all samples: it was expanded
+        return Gaussian(mean, (deviation[0] if is_shared else deviation).log())
 
     def compute_entropy(self, size: int) -> Tensor:
         """The mean entropy of the actor's distribution, of this many samples."""
@@ -311,7 +314,8 @@ class Update(CapturedUpdate):
         entropy = None if is_fused else self.compute_entropy(size)
         if alg.desired_kl is not None and alg.schedule == "adaptive":
             self.adapt_learning_rate(numbers["desired_kl"], tuple(batch.parameters), parameters)
-        result = ppo_loss(
+        # Attributes that are read here do not count as replaced: a policy has one called entropy.
+        loss, surrogate_loss, value_loss, mean_entropy, *_ = ppo_loss(
             policy,
             None if self.unfused else batch.actions.flatten(0, -2),
             batch.old_actions_log_prob.flatten(),
@@ -327,8 +331,8 @@ class Update(CapturedUpdate):
             normalize_advantages=alg.normalize_advantage_per_mini_batch and not self.symmetry,
         )
         if entropy is None:
-            return result.loss, [result.value_loss, result.policy_loss, result.entropy]
-        return result.loss - numbers["entropy_coef"] * entropy, [result.value_loss, result.policy_loss, entropy]
+            return loss, [value_loss, surrogate_loss, mean_entropy]
+        return loss - numbers["entropy_coef"] * entropy, [value_loss, surrogate_loss, entropy]
 
 
 SHARED = (Update.make_steps, Update.compute_loss, Update.adapt_learning_rate)  # call methods as `PPO.update` does

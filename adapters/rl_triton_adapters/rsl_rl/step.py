@@ -3,6 +3,7 @@
 # mypy: allow-untyped-calls
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,7 @@ class Update(CapturedUpdate):
     def __init__(self, alg: Any, behind: type, capture: bool | None) -> None:
         super().__init__(self.make_step, enabled=capture)
         self.alg, self.behind, self.rollout = alg, behind, dict[str, Any]()
-        self.unfused, self.found = "", list[Any]()
+        self.unfused, self.replaced, self.found = "", "", list[Any]()
         self.symmetry: Any = None  # of the update
         self.rate = torch.tensor(float(alg.learning_rate), dtype=torch.float64, device=alg.device)
 
@@ -119,12 +120,12 @@ class Update(CapturedUpdate):
     def find_unfused(self) -> str:
         """Why the loss is computed from log-probabilities rather than from what a Gaussian is made of; empty if not."""
         actor, distribution = self.modules[0], getattr(self.models[0], "distribution", None)
-        known, replaced = reach([PPO.update], chain(*map(list_modules, self.modules)), PACKAGES)
+        known, self.replaced = reach([PPO.update], chain(*map(list_modules, self.modules)), PACKAGES)
         self.found = [*self.found, known]
         if type(distribution) not in GAUSSIANS:
             return f"{type(distribution).__name__} is no Gaussian of RSL-RL's"
         ours = (*SHARED, Update.draw, Part.__call__, nn.Module._call_impl)
-        return find_own([actor, distribution], [PPO.update], PACKAGES, *ours) or replaced
+        return find_own([actor, distribution], [PPO.update], PACKAGES, *ours) or self.replaced
 
     def make_steps(self) -> dict[str, float]:
         """Make all steps with a rollout, and return the mean losses."""
@@ -244,7 +245,7 @@ class Update(CapturedUpdate):
     def draw(self, batch: SimpleNamespace) -> None:
         """Compute the actor's distribution, and draw from it as `PPO` does, for the same random numbers."""
         actor = self.models[0]
-        with Draws():
+        with Draws() if not self.replaced else nullcontext():  # a mode calls functions of PyTorch by their names again
             if not actor.is_recurrent:
                 actor(batch.observations, masks=None, hidden_state=None, stochastic_output=True)
                 return

@@ -201,13 +201,13 @@ class OwnStep(TritonDQN):
 @pytest.mark.parametrize("learns", [False, True])
 @pytest.mark.parametrize("reason", REASONS)
 def test_reasons_why_steps_are_not_compiled(reason, learns):
-    """Before learning, and of a model whose steps were compiled."""
+    """Before learning, and while it does, of a model whose steps were compiled."""
     change, options = REASONS[reason]
     model = make_model(TritonDQN, **options)
-    model.learn(30 if learns else 1)
-    change(model)
     if learns:
-        assert model.learn(10, reset_num_timesteps=False)._compiled is None
+        assert model.learn(40, callback=At(change, 30))._compiled is None
+    else:
+        change(model.learn(1))
     sentence, is_own = model.describe(), "own _" in reason  # and as our eager steps call it
     assert sentence.startswith("updates are eager: " if is_own else LEFT) and reason in sentence
     assert model.is_accelerated == is_own

@@ -90,6 +90,8 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
 
 def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
     arm, metric = column
+    if metric.startswith("over "):
+        return f"times as fast as {name_arm(arm)}"
     parts = [name_arm(arm)] * (len({x[0] for x in columns}) > 1) + [metric] * (len({x[1] for x in columns}) > 1)
     return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
 
@@ -158,10 +160,6 @@ def fold(text: str) -> str:
     return f"<details markdown><summary>Table, {lines} lines</summary>\n\n{text}\n\n</details>"
 
 
-def name_device(machine: str) -> str:
-    return "CPU" if machine == "cpu" else "GPU"
-
-
 def name_place(machine: str, result: Result) -> str:
     """The cores of a machine's CPU, or its GPU, as sentences have it."""
     return f"{result.system['cpu_count']} cores of " * (machine == "cpu") + f"an {name_processor(machine, result)}"
@@ -171,7 +169,7 @@ def write_benchmark(name: str, make: Callable[[Sequence[Row]], str], title: str 
     """The machine, and a table, of every result file of a benchmark; its title may name the device."""
     parts = []
     for x in read_machines(name).items():
-        parts += [title.format(name_device(x[0])), describe_machine(*x), fold(make(x[1].rows))]
+        parts += [title.format("CPU" if x[0] == "cpu" else "GPU"), describe_machine(*x), fold(make(x[1].rows))]
     return join_parts(parts)
 
 
@@ -242,6 +240,12 @@ def list_loop(rows: Sequence[Row]) -> str:
     return list_arms([row._replace(setting=f"setting={describe_setting(row)}") for row in rows])
 
 
+def list_rllib(rows: Sequence[Row]) -> str:
+    """As `list_rows`, with settings in words, so that the table fits on a phone."""
+    words = "training={env}, environments: {num_envs}, batch: {train_batch_size}, epochs: {num_epochs}"
+    return list_rows([row._replace(setting=words.format_map(row.read_setting())) for row in rows])
+
+
 def describe_setting(row: Row) -> str:
     x = {name: WORDS.get(value, value) for name, value in row.read_setting().items()}
     return str(Setting(**x | {"recompute": x["recompute"] == "yes"}))
@@ -273,7 +277,8 @@ def describe_training() -> str:
         rows = select_rows(find_expected(*place, on_cpu)[2], metric="speed-up")
         gains.setdefault("a CPU" if on_cpu else "a GPU", []).extend(rows[-1:])
     whole = "Whole training with Stable-Baselines3, environments included, is, by median,"
-    texts = [f"{whole} {describe_gains(gains)}, by algorithm and task.", *describe_rllib()]
+    where = f"by algorithm and task. It was measured {list_gains('expected')[1]}"
+    texts = [f"{whole} {describe_gains(gains)}, {where}", *describe_rllib()]
     gains = {f"an {gpu}": select_rows(x, "stock", "over ours") for gpu, x in select_robotics(**PLAIN).items()}
     plain = "Updates of RSL-RL, RL-Games and skrl with 4096 environments, one GPU and the packages' defaults"
     return make_list([*texts, f"{plain} are, by median, {describe_gains(gains)}."])
@@ -333,13 +338,14 @@ def list_adapter_versions() -> str:
     """The versions of frameworks that `make test-versions` tests, and which of them adapters refuse."""
     rows = json.loads((ROOT / "scripts" / "versions.json").read_text(encoding="utf-8"))
     names, table = dict.fromkeys(row["package"] for row in rows), []
+    sort = partial(sorted, key=lambda version: [*map(int, version.split("."))])
     for name in names:
         kinds: list[list[str]] = [[], [], []]
         for row in rows:
             if row["package"] == name:
                 kinds[2 if "refused" in row else "recipe" in row] += row["versions"]
-        table.append([name, *(", ".join(versions) or "–" for versions in kinds)])
-    return make_table(["", "the adapter", "a recipe", "refused with an `ImportError`"], table)
+        table.append([name, *(", ".join(sort(versions)) or "–" for versions in kinds)])
+    return make_table(["", "the adapter", "a recipe", "refused, ImportError"], table)
 
 
 def describe_sizes() -> str:
@@ -469,7 +475,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 TABLES = (  # benchmarks with a line for each setting
     "perceptrons", "off_policy", "first_call", "robotics",
-    "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step", "rllib_training",
+    "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step",
 )  # fmt: skip
 OF_LOGITS: list[Column] = [
     *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),
@@ -483,6 +489,7 @@ PARTS: dict[str, Callable[[], str]] = {
     **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "learning": partial(write_benchmark, "learning", list_learning),
+    "rllib_training": partial(write_benchmark, "rllib_training", list_rllib),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
     **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
     "training": describe_training,
@@ -502,7 +509,6 @@ PARTS: dict[str, Callable[[], str]] = {
 
 INK, PALE, ACCENT, GREEN, RED = "#24292f", "#b0b6bd55", "#3949ab", "#2e7d32", "#c62828"
 """Each with a contrast of at least 4.5 on the white background that figures have on pages of any color."""
-SIDES = ("low", "high")
 
 
 def draw_figures() -> dict[str, Figure]:
@@ -528,7 +534,7 @@ def make_panels(rows: int, columns: int, width: float, height: float) -> tuple[F
 
 def draw_speed_up(machine: str) -> Figure:
     """A line per shape: how many times faster a full call of GAE is than other ways to compute it."""
-    figure, (panel,) = make_panels(1, 1, 6.4, 3.4)
+    figure, (panel,) = make_panels(1, 1, 4.4, 4)
     others = {"loop": ("o", RED), "compiled_scan": ("s", ACCENT), "flat_triton": ("D", GREEN)}
     shapes: dict[str, None] = {}
     for arm, (marker, color) in others.items():
@@ -541,7 +547,7 @@ def draw_speed_up(machine: str) -> Figure:
     panel.xaxis.set_major_formatter("{x:g}")
     panel.set_title(f"compute_gae on an {name_processor(machine, read_machines('calls_sweep')[machine])}", fontsize=9)
     panel.grid(axis="x", color=PALE, linewidth=0.5)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    figure.legend(loc="outside lower center")
     return figure
 
 
@@ -572,7 +578,7 @@ def draw_learning(found: dict[str, Result]) -> Figure:
             setting = row.read_setting()
             task = WORDS.get(setting["task"], setting["task"])
             curves.setdefault((machine, f"{setting.get('algorithm', 'PPO')}, {task}"), []).append(row)
-    figure, panels = make_panels(len(curves), 2, 8, 2.2 * len(curves))
+    figure, panels = make_panels(len(curves), 2, 4.6, 1.7 * len(curves))
     for ((machine, task), rows), *pair in zip(curves.items(), panels[::2], panels[1::2], strict=True):
         for arm, color in zip(dict.fromkeys(row.arm for row in rows), (RED, ACCENT), strict=False):
             own = select_rows(rows, arm)
@@ -580,12 +586,14 @@ def draw_learning(found: dict[str, Result]) -> Figure:
             steps = [int(row.read_setting()["steps"]) / 1000 for row in own]
             for panel, places in zip(pair, (steps, [seconds[row.setting] for row in own]), strict=True):
                 panel.plot(places, [row.median for row in own], color=color, label=arm)
-                panel.fill_between(places, *([getattr(x, y) for x in own] for y in SIDES), color=color, alpha=0.15)
+                panel.fill_between(places, [x.low for x in own], [x.high for x in own], color=color, alpha=0.15)
         for panel, unit in zip(pair, ("steps, thousands", "seconds"), strict=True):
             panel.axhline(float(rows[0].read_setting()["target_return"]), color=INK, linewidth=0.5)
-            panel.set(xlabel=unit, ylabel="return")
-        pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}")
-        pair[0].legend()
+            panel.set(xlabel=unit)
+            panel.locator_params(nbins=4)
+        pair[0].set_title(f"{task}, {name_processor(machine, found[machine])}", loc="left", fontsize=9)
+        pair[0].set_ylabel("return")
+        pair[1].legend()
     return figure
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {"rl_triton_core": ROOT / "rl_triton_core", "rl_triton_adapters": ROOT / "adapters" / "rl_triton_adapters"}
 WITHOUT_ALL = {"rl_triton_core.system_info": ["system_info"]}
 """Public modules that have no `__all__`, and what a user imports from them."""
-FOUND_FIRST = {"sb3.md": 4}  # for "PPO", which many pages name
+FOUND_FIRST = {"sb3.md": 4, "install.md": 2}  # for "PPO" and "uninstall", which other pages name, too
 COPIED = {
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
@@ -28,7 +28,7 @@ def on_config(config: Any) -> Any:
     (section,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
     modules = list(find_public_names())
     section[:] = section[:1] + [
-        {package: [{shorten_name(module): name_page(module)} for module in modules if module.startswith(package)]}
+        {package: [{x.partition(".")[2] or x: name_page(x)} for x in modules if x.startswith(package)]}
         for package in PACKAGES
     ]
     return config
@@ -77,11 +77,6 @@ def read_all(path: Path) -> list[str]:
         if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == ["__all__"]:
             return list(ast.literal_eval(node.value))
     return []
-
-
-def shorten_name(module: str) -> str:
-    """A module's name within its package; the package's own stays."""
-    return module.partition(".")[2] or module
 
 
 def name_page(module: str) -> str:

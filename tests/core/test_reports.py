@@ -38,7 +38,7 @@ def test_a_table_has_what_differs():
         make_row("loop", "full", "µs", [], "wrong", n=2, kind="a"),
     ]
     assert report.list_rows(rows).splitlines() == [
-        "| n | ours, full (µs) | loop, full (µs) | loop, over ours (×) |",
+        "| n | ours, full (µs) | loop, full (µs) | times as fast as loop |",
         "| --- | ---: | ---: | ---: |",
         "| 1 | 2 [1.50, 2.50] | 500 | 250 |",
         "| 2 | 1,234 | – | – |",

@@ -47,4 +47,4 @@ def test_the_newest_version_of_every_framework_is_tested():
     packages = {x["package"] for x in json.loads((ROOT / "scripts" / "versions.json").read_text()) if "tests" in x}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints-frameworks.txt").read_text().splitlines()}
     recipes = {"openrlhf", "rlinf", "skyrl"}
-    assert packages == recipes | TESTED.keys() - {"numba", "torch", "triton"} and recipes <= pinned
+    assert packages == {"benchmarl"} | recipes | TESTED.keys() - {"numba", "torch", "triton"} and recipes <= pinned

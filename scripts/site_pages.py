@@ -28,7 +28,7 @@ def on_config(config: Any) -> Any:
     (section,) = (entry["Reference"] for entry in config.nav if "Reference" in entry)
     modules = list(find_public_names())
     section[:] = section[:1] + [
-        {package: [{x.partition(".")[2] or x: name_page(x)} for x in modules if x.startswith(package)]}
+        {package: [{x.partition(".")[2] or x: f"reference/{x}.md"} for x in modules if x.startswith(package)]}
         for package in PACKAGES
     ]
     return config
@@ -37,7 +37,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File
 
-    pages = {name_page(module): write_reference(module, names) for module, names in find_public_names().items()}
+    pages = {f"reference/{module}.md": write_reference(module, x) for module, x in find_public_names().items()}
     pages |= {page: copy_page(ROOT / path) for page, path in COPIED.items()}
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
@@ -77,10 +77,6 @@ def read_all(path: Path) -> list[str]:
         if isinstance(node, ast.Assign) and [ast.unparse(x) for x in node.targets] == ["__all__"]:
             return list(ast.literal_eval(node.value))
     return []
-
-
-def name_page(module: str) -> str:
-    return f"reference/{module}.md"
 
 
 def write_reference(module: str, names: list[str]) -> str:

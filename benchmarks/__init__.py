@@ -1,8 +1,8 @@
 """Measurements: what is computed, by whom, how it is timed, and the pages and figures made from the results.
 
-* `__main__`: all benchmarks by name, and the runner; `settings.json`: what they measure, but for `calls`.
+* `settings.json`: all benchmarks by name, and what they measure; `__main__`: the runner.
 * `harness`: how calls are timed; `results`: the files.
-* `equations`, `workloads`: what is computed; `providers`: by whom, ours among them; `calls`: suites of both.
+* `equations`, `workloads`: what is computed; `providers`: by whom, ours among them; `calls`: both.
 * Every other module is a benchmark of its own; `end_to_end`: training loops of frameworks.
 * `report`: parts of pages, and figures.
 

@@ -8,76 +8,24 @@ it; what the budget does not allow is printed. Needs no installation of the proj
 
 import gc
 import importlib
-import importlib.util
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from benchmarks import end_to_end, results
-from benchmarks.calls import SUITES
+from benchmarks import results
 from benchmarks.end_to_end import run
-from benchmarks.settings import complete_options, read_settings
-
-
-class Benchmark(NamedTuple):
-    """A module with `measure(setting, options)`, which gives the lines of a setting of the table.
-
-    Where there is `prepare(settings, options)`, it is called first. A training loop has `make_arm` instead.
-    """
-
-    module: str
-    needs: tuple[str, ...] = ()
-    argument: str = ""  # what the module's functions need besides: the name of a suite
-
-    def find_missing(self) -> list[str]:
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
-
-    def load(self) -> Any:
-        module = importlib.import_module(f"benchmarks.{self.module}")
-        return module.SUITES[self.argument] if self.argument else module
-
-    def list_settings(self, name: str, device: str, where: str) -> list[Any]:
-        """Those of a device or, if that is `where`, of a quick run on it."""
-        if self.module == "calls":
-            return list(self.load().SETTINGS[where])
-        loop = {"kind": end_to_end.Setting, "device": device} if self.module.startswith("end_to_end") else {}
-        return read_settings(name, where, **loop)
-
-
-RAY = ("ray", "gymnasium")
-BENCHMARKS = {
-    **{f"calls_{name}": Benchmark("calls", argument=name) for name in SUITES},
-    "first_call": Benchmark("first_call", ("numba",)),
-    "losses": Benchmark("losses"),
-    "packed": Benchmark("packed"),
-    "token_log_probs": Benchmark("token_log_probs"),
-    "linear_token_log_probs": Benchmark("linear_token_log_probs"),
-    "trl_step": Benchmark("trl_step", ("trl", "accelerate", "datasets")),
-    "perceptrons": Benchmark("perceptrons", ("stable_baselines3",)),
-    "robotics": Benchmark("robotics", ("rsl_rl", "rl_games", "skrl")),
-    "multi_gpu": Benchmark("multi_gpu", ("tqdm",)),
-    "learning": Benchmark("learning", ("stable_baselines3",)),
-    "same_learning": Benchmark("learning", ("stable_baselines3", "sb3_contrib"), "train_sb3"),
-    "same_learning_rllib": Benchmark("learning", RAY, "train_rllib"),
-    "cleanrl": Benchmark("end_to_end.cleanrl", ("tqdm",)),
-    "sb3": Benchmark("end_to_end.sb3", ("stable_baselines3", "gymnasium")),
-    "off_policy": Benchmark("off_policy", ("stable_baselines3", "sb3_contrib")),
-    "torchrl": Benchmark("end_to_end.torchrl", ("torchrl", "tensordict")),
-    "rllib": Benchmark("end_to_end.rllib", RAY),
-    "impala": Benchmark("end_to_end.rllib", RAY),
-    "rllib_training": Benchmark("rllib_training", RAY),
-}
+from benchmarks.settings import TABLE, complete_options, find_missing, read_settings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run what was asked for; 1 if an arm was wrong or failed."""
     parser = results.Parser(__doc__)
-    parser.add_argument("benchmarks", nargs="+", choices=BENCHMARKS, metavar="BENCHMARK", help=", ".join(BENCHMARKS))
+    parser.add_argument("benchmarks", nargs="+", choices=TABLE, metavar="BENCHMARK", help=", ".join(TABLE))
     parser.add_argument("--only", nargs="+", default=[""], help="settings whose description has one of these")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="tiny settings, to see that everything runs")
@@ -93,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_benchmark(name: str, options: Namespace) -> bool:
     """Measure the settings of a benchmark; whether an arm was wrong or failed, or no setting was meant."""
-    if missing := BENCHMARKS[name].find_missing():
+    if missing := find_missing(TABLE[name].get("needs", ())):
         print(f"{name}: {', '.join(missing)} not installed")
         return False
-    module, system = BENCHMARKS[name].load(), results.describe_system(options.commit)
-    options = complete_options(name, options)
-    known = BENCHMARKS[name].list_settings(name, options.device, "quick" if options.quick else options.device)
+    module = importlib.import_module(f"benchmarks.{TABLE[name].get('module', name)}")
+    system, options = results.describe_system(options.commit), complete_options(name, options)
+    known = read_settings(name, "quick" if options.quick else options.device, module.Setting)
     settings = [x for x in known if any(text in str(x) for text in options.only)]
     if not settings:
         print(f"{name}: --only: got {options.only}, expected a part of one of:", *known, sep="\n  ")
@@ -120,9 +68,10 @@ def run_benchmark(name: str, options: Namespace) -> bool:
 
 
 def measure_setting(module: Any, setting: Any, options: Namespace) -> list[results.Row]:
-    """The lines of a setting, or one that says why there are none."""
+    """The lines of a setting, or one that says why there are none. A training loop has arms instead of a function."""
+    function = getattr(module, options.table.get("function", "measure"), partial(run.measure, module))
     try:
-        return list(getattr(module, "measure", partial(run.measure, module))(setting, options))
+        return list(function(setting, options))
     except Exception as error:
         return [results.make_row("", "", "", [], results.describe_failure(error))]
 

@@ -1,71 +1,56 @@
-"""Calls of the estimators: suites of workloads, and the arms that meet on them, each verified against an oracle."""
+"""Calls of the estimators: workloads, and the arms that meet on them, each verified against an oracle."""
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
 from benchmarks import harness
 from benchmarks.providers import REGISTRY, Expected, Provider
 from benchmarks.results import Row, describe_failure, make_row
-from benchmarks.settings import TABLE, combine
-from benchmarks.workloads import ESTIMATORS, Inputs, Workload, draw_inputs
+from benchmarks.workloads import Inputs, Workload, draw_inputs
 
+Setting = Workload
 LARGEST_COMPILED = 1 << 27
 MAX_CELLS_VERIFIED, ENVS_SAMPLED = 1 << 26, 64  # of a rollout with more cells only some environments are verified
 LOOP_LONGEST = 1024
-HEADLINE, TINY_SHAPES = (4096, 128), ((5, 16), (3, 33))
+HEADLINE = (4096, 128)
 
 
-class Suite(NamedTuple):
-    """Workloads, the arms that are measured besides the floors, and those whose ratios to ours are on the page."""
+def prepare(settings: Sequence[Workload], options: Namespace) -> None:
+    """Compile what will be timed, but for rollouts that need all of the memory."""
+    chosen = [workload for workload in settings if workload.cells <= LARGEST_COMPILED]
+    jobs = [(arm, x, options.device) for x in chosen for arm in list_arms(x, options) if REGISTRY[arm].compiles]
+    harness.compile_ahead(compile_arm, jobs, options)
 
-    workloads: Sequence[Workload]
-    providers: Sequence[str]
-    shown: Sequence[str] = ()
-    device: str = "cuda"
 
-    @property
-    def ours(self) -> str:
-        return "ours" if "ours" in self.providers else "ours_out"
+def list_arms(workload: Workload, options: Namespace) -> list[str]:
+    """The arms of a workload, without those that would take too long.
 
-    @property
-    def SETTINGS(self) -> dict[str, Sequence[Workload]]:
-        """The workloads, for its device; tiny ones to see that everything runs."""
-        quick = list(dict.fromkeys(w._replace(num_envs=n, num_steps=t) for w in self.workloads for n, t in TINY_SHAPES))
-        return {"cpu": [], "cuda": [], self.device: self.workloads, "quick": quick}
+    The compiled scan compiles for seconds: it is where the paper's table has it. The loop runs for as long: away from
+    the headline and the CPU it is there for plain GAE on rows that are not long.
+    """
+    plain = workload.layout == "env-major" and not workload.truncated
+    headline = (workload.num_envs, workload.num_steps) == HEADLINE
+    short_gae = plain and workload.estimator == "gae" and workload.num_steps <= LOOP_LONGEST
+    kept = {"compiled_scan": plain or headline, "loop": options.device == "cpu" or headline or short_gae}
+    return [name for name in options.table["arms"] if kept.get(name, True)]
 
-    def prepare(self, settings: Sequence[Workload], options: Namespace) -> None:
-        """Compile what will be timed, but for rollouts that need all of the memory."""
-        chosen = [workload for workload in settings if workload.cells <= LARGEST_COMPILED]
-        jobs = [(arm, x, options.device) for x in chosen for arm in self.list_arms(x) if REGISTRY[arm].compiles]
-        harness.compile_ahead(compile_arm, jobs, options)
 
-    def list_arms(self, workload: Workload) -> tuple[str, ...]:
-        """The arms of a workload, without those that would take too long.
-
-        The compiled scan compiles for seconds: it is where the paper's table has it. The loop runs for as long: away
-        from the headline and the CPU it is there for plain GAE on rows that are not long.
-        """
-        plain = workload.layout == "env-major" and not workload.truncated
-        headline = {(w.num_envs, w.num_steps) for w in self.workloads} == {HEADLINE}
-        short_gae = plain and workload.estimator == "gae" and workload.num_steps <= LOOP_LONGEST
-        kept = {"compiled_scan": plain or headline, "loop": self.device == "cpu" or headline or short_gae}
-        return tuple(name for name in self.providers if kept.get(name, True))
-
-    def measure(self, workload: Workload, options: Namespace) -> Iterator[Row]:
-        """The lines of every arm that there is, and on a GPU the time in which a copy moves as many bytes."""
-        oracle, calls = Oracle(workload, draw_inputs(workload, options.device)), {}
-        for name in ("null", "torch_add", *self.list_arms(workload)):
-            call, note = prepare_arm(name, oracle, options.device)
-            if note:
-                yield make_row(name, "full", "µs", [], note)
-            elif call is not None:
-                calls[name] = call
-        host_only = [name for name in calls if not REGISTRY[name].captured]
-        moved = sum(x.nbytes for x in oracle.inputs.values()) + 4 * workload.cells * len(workload.spec.outputs)
-        yield from harness.measure_arms(calls, options.device, options.seconds, self.ours, host_only, moved)
+def measure(workload: Workload, options: Namespace) -> Iterator[Row]:
+    """The lines of every arm that there is, and on a GPU the time in which a copy moves as many bytes."""
+    oracle, calls = Oracle(workload, draw_inputs(workload, options.device)), {}
+    for name in ("null", "torch_add", *list_arms(workload, options)):
+        call, note = prepare_arm(name, oracle, options.device)
+        if note:
+            yield make_row(name, "full", "µs", [], note)
+        elif call is not None:
+            calls[name] = call
+    host_only = [name for name in calls if not REGISTRY[name].captured]
+    moved = sum(x.nbytes for x in oracle.inputs.values()) + 4 * workload.cells * len(workload.spec.outputs)
+    reference = options.table["arms"][0]
+    yield from harness.measure_arms(calls, options.device, options.seconds, reference, host_only, moved)
 
 
 def compile_arm(name: str, workload: Workload, device: str) -> None:
@@ -114,19 +99,3 @@ def prepare_arm(name: str, oracle: Oracle, device: str) -> tuple[harness.Call | 
 
 def list_tensors(found: Any) -> list[torch.Tensor]:
     return [found] if isinstance(found, torch.Tensor) else [x for x in found if x is not None]
-
-
-def combine_workloads(lines: Iterable[Sequence[Any]]) -> list[Workload]:
-    """Those of lines as the table has them, each once; shapes last, so that what compiles alike comes together."""
-    named = [[[*ESTIMATORS] if x == "all" else x for x in line] for line in lines]
-    found = (Workload(**values) for values in combine(TABLE["calls"]["names"], named))
-    return list(dict.fromkeys(workload for workload in found if workload.spec.truncates or not workload.truncated))
-
-
-def read_suite(table: dict[str, Any]) -> Suite:
-    device = "cpu" if "cpu" in table else "cuda"
-    return Suite(combine_workloads(table[device]), table["arms"], table.get("shown", ()), device)
-
-
-SUITES = {name: read_suite(table) for name, table in TABLE["calls"]["suites"].items()}
-ON_GPU = {name: suite for name, suite in SUITES.items() if suite.device == "cuda"}

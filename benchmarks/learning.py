@@ -2,7 +2,7 @@
 
 Each run is a process of its own with one thread, several at a time; arms take turns, and seeds take turns on the GPUs.
 `measure` has a point for every iteration: the mean return of the last 100 episodes, off policy of the last 10. Runs
-that the budget stops keep the points they have. `SUITES` say whether what is equal up to rounding learns as well.
+that the budget stops keep the points they have. `compare` says whether what is equal up to rounding learns as well.
 Rounding grows with every update, so runs of one seed differ in the end, and only many seeds tell. The control is stock
 with weights moved by 1e-7 of themselves before training: what rounding alone does.
 """
@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from itertools import product
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -212,4 +211,4 @@ def train_rllib(run: Run) -> Outcome:
         return sum(returns) / len(returns), returns[-1]
 
 
-SUITES = {x.__name__: SimpleNamespace(measure=partial(compare, x)) for x in (train_sb3, train_rllib)}
+compare_sb3, compare_rllib = (partial(compare, x) for x in (train_sb3, train_rllib))

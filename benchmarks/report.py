@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.calls import HEADLINE, ON_GPU, Suite
+from benchmarks.calls import HEADLINE
 from benchmarks.end_to_end import Setting
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
+from benchmarks.settings import TABLE
 from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
 
@@ -182,9 +183,10 @@ def list_arms(rows: Sequence[Row]) -> str:
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def list_calls(suite: Suite, rows: Sequence[Row]) -> str:
-    columns = [(suite.ours, "full"), (suite.ours, "device"), ("copy", "device")]
-    columns += [(arm, f"over {suite.ours}") for arm in suite.shown]
+def list_calls(table: dict[str, Any], rows: Sequence[Row]) -> str:
+    ours = table["arms"][0]
+    columns = [(ours, "full"), (ours, "device"), ("copy", "device")]
+    columns += [(arm, f"over {ours}") for arm in table.get("shown", ())]
     return list_rows([row for row in rows if (row.arm, row.metric) in columns], columns)
 
 
@@ -226,13 +228,7 @@ def find_ratios(machine: str, other: str, **setting: Any) -> dict[str, float]:
 
 # --- training loops ---------------------------------------------------------------------------------------------------
 
-LOOPS = {
-    "cleanrl": "A single-file PPO with environments on the device",
-    "sb3": "Stable-Baselines3",
-    "torchrl": "TorchRL",
-    "rllib": "RLlib",
-    "impala": "RLlib, IMPALA and APPO",
-}
+LOOPS = [name for name, table in TABLE.items() if table.get("module", "").startswith("end_to_end")]
 
 
 def list_loop(rows: Sequence[Row]) -> str:
@@ -473,20 +469,16 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
     return None
 
 
-TABLES = (  # benchmarks with a line for each setting
-    "perceptrons", "off_policy", "first_call", "robotics",
-    "packed", "losses", "multi_gpu", "linear_token_log_probs", "trl_step",
-)  # fmt: skip
 OF_LOGITS: list[Column] = [
     *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),
     *((arm, "device") for arm in (*KERNELS, "ours", "copy", "ours in place")),
     *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
 ]
+CALLS = {name: table for name, table in TABLE.items() if "shown" in table}
 PARTS: dict[str, Callable[[], str]] = {
-    **{f"calls_{key}": partial(write_benchmark, f"calls_{key}", partial(list_calls, x)) for key, x in ON_GPU.items()},
-    "calls_cpu": partial(write_benchmark, "calls_cpu", list_rows),
+    **{name: partial(write_benchmark, name, list_rows) for name in TABLE},
+    **{name: partial(write_benchmark, name, partial(list_calls, table)) for name, table in CALLS.items()},
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
-    **{name: partial(write_benchmark, name, list_rows) for name in TABLES},
     "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "learning": partial(write_benchmark, "learning", list_learning),
     "rllib_training": partial(write_benchmark, "rllib_training", list_rllib),

@@ -1,7 +1,8 @@
 """The settings of benchmarks, of which settings.json is the table.
 
 A benchmark has lines for each device, or for both, and for a quick run; a list in a line stands for each of its values.
-It may say how many seconds a setting is measured, and in how many rounds.
+It may say how many seconds a setting is measured, and in how many rounds; the packages that it needs; and the module
+and its function that measure a setting, where they are not `measure` of the module with its name.
 """
 
 import importlib.util
@@ -25,20 +26,23 @@ class Setting(SimpleNamespace):
     def _asdict(self) -> dict[str, Any]:
         return vars(self)
 
-    def is_possible(self) -> bool:
-        """Whether this machine has the GPUs of all processes, and the package of the task."""
-        values = vars(self)
-        tasks = str(values.get("task", values.get("env", "")))
-        enough = values.get("processes", 1) <= max(1, torch.cuda.device_count())
-        return enough and bool(importlib.util.find_spec("mujoco") or not tasks.startswith(MUJOCO))
 
-
-def read_settings(benchmark: str, where: str, kind: type[Setting] = Setting, **more: Any) -> list[Any]:
-    """Those of "cpu", "cuda" or "quick", and whatever else each is to have."""
+def read_settings(benchmark: str, where: str, kind: Any = Setting) -> list[Any]:
+    """Those of "cpu", "cuda" or "quick"."""
     table = TABLE[benchmark]
     lines = [line for devices, lines in table.items() if where in devices.split() for line in lines]
-    found = [kind(**values, **more) for values in combine(table["names"], lines)]
-    return [x for x in found if where == "quick" or x.is_possible()]
+    return [kind(**x) for x in combine(table["names"], lines) if where == "quick" or is_possible(x)]
+
+
+def is_possible(values: dict[str, Any]) -> bool:
+    """Whether this machine has the GPUs of all processes, and the package of the task."""
+    tasks = str(values.get("task", values.get("env", "")))
+    enough = values.get("processes", 1) <= max(1, torch.cuda.device_count())
+    return enough and not (tasks.startswith(MUJOCO) and find_missing(["mujoco"]))
+
+
+def find_missing(packages: Iterable[str]) -> list[str]:
+    return [name for name in packages if importlib.util.find_spec(name) is None]
 
 
 def combine(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -51,7 +55,7 @@ def combine(names: Sequence[str], lines: Iterable[Sequence[Any]]) -> Iterator[di
 
 
 def complete_options(benchmark: str, options: Namespace) -> Namespace:
-    """Options with the seconds and rounds of a benchmark, where there are none."""
-    table, given = TABLE.get(benchmark, {}), vars(options)
+    """Options with what the table has of a benchmark, and its seconds and rounds where there are none."""
+    table, given = TABLE[benchmark], vars(options)
     rounds = 2 if options.quick else table.get("rounds")
-    return Namespace(**given | {"seconds": options.seconds or table.get("seconds"), "rounds": rounds})
+    return Namespace(**given | {"seconds": options.seconds or table.get("seconds"), "rounds": rounds, "table": table})

@@ -1,7 +1,7 @@
 """Training loops, end to end: what the advantage step takes of an iteration, and what replacing it gives.
 
-A framework is a file of its name here, with settings in the table, and a line in `BENCHMARKS` and `report.LOOPS`;
-docs/end-to-end.md says what is timed, and what the arms are. The file holds `make_arm`, which makes an arm in a setting
+A framework is a file of its name here, with settings in the table; docs/end-to-end.md says what is timed, and what the
+arms are. The file holds `make_arm`, which makes an arm in a setting
 as it is before training. Where not all arms differ in all settings, `list_arms` chooses.
 """
 
@@ -18,7 +18,7 @@ ARMS = ("stock", "ours", "captured")
 
 
 class Setting(settings.Setting):
-    """A training loop, as cleanrl has them in the table, and its device."""
+    """A training loop, as cleanrl has them in the table, and its device when it is measured."""
 
     def __str__(self) -> str:
         """Environments x steps, units of both layers, epochs x minibatches."""

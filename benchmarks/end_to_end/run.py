@@ -44,6 +44,7 @@ class Entry:
 
 
 def measure(module: Any, setting: Setting, options: Namespace) -> Iterator[Row]:
+    setting.device = options.device  # which results say, too
     return make_rows(measure_setting(module, setting, options.rounds, options.seconds), setting)
 
 

@@ -1,13 +1,13 @@
 """Who computes it: ours, and what others run. A function each, and a line in REGISTRY."""
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from benchmarks.harness import Call
+from benchmarks.settings import find_missing
 from benchmarks.workloads import LAYOUTS, Inputs, Workload, compute_oracle
 
 Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
@@ -26,8 +26,7 @@ class Provider(NamedTuple):
     gae_layouts: tuple[str, ...] = ()  # where there are any, it takes GAE without truncations alone, in these layouts
 
     def unavailable(self, device: str) -> str | None:
-        missing = [name for name in self.needs if importlib.util.find_spec(name) is None]
-        if missing:
+        if missing := find_missing(self.needs):
             return f"{', '.join(missing)} not installed"
         return None if device in self.devices else f"not on {device}"
 

@@ -7,7 +7,7 @@ pytest.importorskip("benchmarks", reason="only the package is here", exc_type=Mo
 
 from benchmarks import __main__ as runner
 from benchmarks import learning, results
-from benchmarks.settings import read_settings
+from benchmarks.settings import TABLE, read_settings
 
 NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
 NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics")
@@ -17,7 +17,7 @@ NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "im
 @pytest.mark.parametrize("name", NAMES)
 def test_a_quick_run(name, tmp_path, monkeypatch):
     """The arms agree, which each benchmark checks before it times them. Nothing is compiled by PyTorch."""
-    needs = runner.BENCHMARKS[name].needs or ("stable_baselines3",)
+    needs = TABLE[name].get("needs") or ("stable_baselines3",)
     for package in needs:
         pytest.importorskip({"ray": "ray.rllib"}.get(package, package))
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)

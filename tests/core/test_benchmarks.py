@@ -13,18 +13,26 @@ import torch
 pytest.importorskip("benchmarks.calls", reason="only the package is here", exc_type=ModuleNotFoundError)
 
 from benchmarks import __main__ as runner
-from benchmarks import calls, harness, results, token_log_probs
-from benchmarks.calls import SUITES, combine_workloads
+from benchmarks import calls, harness, packed, results, token_log_probs
 from benchmarks.providers import REGISTRY, others
 from benchmarks.results import make_row
-from benchmarks.workloads import VARIANTS, Workload, draw_inputs, select_envs
+from benchmarks.settings import TABLE, combine, read_settings
+from benchmarks.workloads import ESTIMATORS, VARIANTS, Workload, draw_inputs, select_envs
 
 INTERPRETED = pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs Triton's interpreter")
 WALKED, BOTH = ("gae", "eligibility_traces"), ["env-major", "time-major"]
-TINY = combine_workloads([["all", "float32", "bool", [False, True], BOTH, [(3, 17), (2, 1)]]])
+
+
+def combine_workloads(estimators, dtype, truncated, *shapes):
+    names = ["estimator", "dtype", "truncated", "layout", "num_envs num_steps"]
+    found = (Workload(**values) for values in combine(names, [[[*estimators], dtype, truncated, BOTH, [*shapes]]]))
+    return [workload for workload in found if workload.spec.truncates or not workload.truncated]
+
+
+TINY = combine_workloads(ESTIMATORS, "float32", [False, True], (3, 17), (2, 1))
 SMALL = [workload for workload in TINY if workload.num_steps > 1]
-FURTHER = combine_workloads([[[*VARIANTS], "float32", "bool", [False, True], BOTH, [(3, 17)]]])
-HALF = combine_workloads([["all", "bfloat16", "bool", False, BOTH, [(3, 17)]]])
+FURTHER = combine_workloads(VARIANTS, "float32", [False, True], (3, 17))
+HALF = combine_workloads(ESTIMATORS, "bfloat16", False, (3, 17))
 
 
 def measure_error(name, workload):
@@ -74,10 +82,12 @@ def test_some_rows_stand_for_large_windows(monkeypatch):
     assert edge["bootstrap_values"].shape == (2,) and edge["rewards"].shape == (5, 2)
 
 
-def test_suites():
-    for suite in SUITES.values():
-        assert len(set(suite.workloads)) == len(suite.workloads)
-        assert set(suite.providers) <= set(REGISTRY)
+@pytest.mark.parametrize("name", [name for name, table in TABLE.items() if "arms" in table])
+def test_suites(name):
+    assert set(TABLE[name]["arms"]) <= set(REGISTRY)
+    for where in ("cpu", "cuda", "quick"):
+        found = read_settings(name, where, Workload)
+        assert len(set(found)) == len(found) and all(x.spec.truncates or not x.truncated for x in found)
 
 
 def test_what_is_compiled_ahead(tmp_path):
@@ -136,9 +146,9 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed(monkeypatch):
 
     FakeClock(monkeypatch)
     monkeypatch.setitem(REGISTRY, "loop", Broken("loop"))
-    suite, options = calls.Suite([], ("loop",), device="cpu"), SimpleNamespace(device="cpu", seconds=1e-6)
+    options = SimpleNamespace(device="cpu", seconds=1e-6, table={"arms": ["loop"]})
     for envs, note in ((3, "wrong: its relative error is nan"), (2, "failed: ValueError: no")):
-        broken, null, add = suite.measure(Workload("gae_advantages", envs, 4), options)
+        broken, null, add = calls.measure(Workload("gae_advantages", envs, 4), options)
         assert (broken.note, broken.median, null.note, add.note) == (note, None, "", "")
         assert null.median == add.median == 1.0
 
@@ -182,12 +192,12 @@ def test_a_setting_that_fails_and_a_package_that_is_missing(tmp_path, monkeypatc
         raise ValueError("no\nreally")
         yield
 
-    monkeypatch.setattr(runner.Benchmark, "load", lambda self: SimpleNamespace(measure=fail))
+    monkeypatch.setattr(packed, "measure", fail)
     chosen = ["--only", "'gae', sequences=8,"]
     assert runner.main([str(tmp_path), "packed", "--device", "cpu", "--commit", "abc", *chosen]) == 1
     (row,) = results.read_result(tmp_path / "packed.csv").rows
     assert row.note == "failed: ValueError: no" and row.median is None
-    monkeypatch.setitem(runner.BENCHMARKS, "packed", runner.Benchmark("packed", ("torch", "no_such_package")))
+    monkeypatch.setitem(TABLE["packed"], "needs", ["torch", "no_such_package"])
     assert runner.main([str(tmp_path), "packed", "--device", "cpu"]) == 0
     assert "packed: no_such_package not installed" in capsys.readouterr().out
 

@@ -6,10 +6,10 @@
 * Every other module is a benchmark of its own; `end_to_end`: training loops of frameworks.
 * `report`: parts of pages, and figures.
 
-What is installed of adapters and examples comes first, then that of this checkout.
+What is installed of adapters and examples comes first, then that of this checkout, with what tests share.
 """
 
 import sys
 from pathlib import Path
 
-sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("adapters", "examples")]
+sys.path += [str(Path(__file__).resolve().parents[1] / name) for name in ("adapters", "examples", "tests")]

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import results
-from benchmarks.end_to_end import run
+from benchmarks import end_to_end, results
 from benchmarks.settings import TABLE, complete_options, find_missing, read_settings
 
 
@@ -69,7 +68,7 @@ def run_benchmark(name: str, options: Namespace) -> bool:
 
 def measure_setting(module: Any, setting: Any, options: Namespace) -> list[results.Row]:
     """The lines of a setting, or one that says why there are none. A training loop has arms instead of a function."""
-    function = getattr(module, options.table.get("function", "measure"), partial(run.measure, module))
+    function = getattr(module, options.table.get("function", "measure"), partial(end_to_end.measure, module))
     try:
         return list(function(setting, options))
     except Exception as error:

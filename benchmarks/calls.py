@@ -85,7 +85,7 @@ class Oracle:
 def prepare_arm(name: str, oracle: Oracle, device: str) -> tuple[harness.Call | None, str]:
     """The call of a provider, if it has one and its results are right; and why there is none, if it should have one."""
     provider, call = REGISTRY[name], None
-    if provider.unavailable(device):
+    if not provider.is_available(device):
         return None, ""
     try:
         call = provider.make_call(oracle.workload, oracle.inputs)

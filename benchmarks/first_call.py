@@ -18,10 +18,8 @@ from benchmarks.results import Row, make_row
 from benchmarks.settings import Setting
 from benchmarks.workloads import Workload, draw_inputs
 
-PAIRS = 3  # of processes
 Times = tuple[float, ...]
-
-
+PAIRS = 3  # of processes
 UPDATE = "update, "  # before its head
 
 

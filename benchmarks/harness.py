@@ -19,14 +19,13 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch import distributed
 
 from benchmarks.results import Row, make_row
 from rl_triton_core import set_num_threads
 from rl_triton_core.testing import assert_close, relative_error
 
 Call = Callable[[], Any]
-FLOORS = ("null", "torch_add", "floor")  # arms that compute something less, with which nothing is compared
+FLOORS = ("null", "torch_add")  # arms that compute something less, with which nothing is compared
 TURNS, BURST = 5, 50
 SECONDS = 1.0  # about how long an arm is timed: slow calls come in shorter bursts
 PROCESSES = min(14, os.cpu_count() or 1)  # that compile: each takes some memory of the GPU
@@ -78,11 +77,10 @@ def time_in_turns(
     seconds: float | None = None,
     turns: int = TURNS,
     burst: int | None = None,
-    warm_up: bool = True,
 ) -> dict[str, list[list[float]]]:
     """The times of every call, by arm and turn.
 
-    Without warm-ups, which a burst otherwise has as many of as calls, its first call finds the caches as another arm
+    A burst of a given length has no warm-ups, others as many as calls: its first call finds the caches as another arm
     left them.
     """
     times: dict[str, list[list[float]]] = {name: [] for name in arms}
@@ -90,14 +88,14 @@ def time_in_turns(
     for _, name in itertools.product(range(turns), arms):
         if name not in calls:
             calls[name] = burst or choose_burst(arms[name], device, (seconds or SECONDS) / (2 * turns))
-        for _ in range(calls[name] * warm_up):
+        for _ in range(0 if burst else calls[name]):
             arms[name]()
         times[name].append([time_call(arms[name], device) for _ in range(calls[name])])
     return times
 
 
-def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 << 20) -> Iterator[list[str]]:
-    """The order of arms in each round, until the time is over, but at least and at most in so many rounds.
+def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 << 20) -> Iterator[str]:
+    """The arms in the order of each round, until the time is over, but at least and at most in so many rounds.
 
     It is rotated, and every second time backwards, so that each arm takes every place equally often.
     """
@@ -107,13 +105,13 @@ def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 <<
             return
         first = round_ // 2 % len(names)
         order = [*names[first:], *names[:first]]
-        yield order[::-1] if round_ % 2 else order
+        yield from order[::-1] if round_ % 2 else order
 
 
 def time_rounds(calls: dict[str, Call], options: Namespace) -> dict[str, list[float]]:
     """The times of every arm, of one call in each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for name in itertools.chain.from_iterable(take_turns(calls, options.seconds, options.rounds)):
+    for name in take_turns(calls, options.seconds, options.rounds):
         times[name].append(time_call(calls[name], options.device))
     return times
 
@@ -175,14 +173,12 @@ def measure_device(name: str, call: Call, **setting: Any) -> Row:
 
 
 def measure_memory(call: Call, kind: str = "allocated") -> float:
-    """The peak of a call on a GPU beyond what there is before: what is allocated, or what is reserved, graphs too."""
+    """The peak of a call on a GPU, beyond what is left of others; in MiB."""
+    from gpu_checks import measure_peak
+
     gc.collect()
     torch.cuda.empty_cache()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before = getattr(torch.cuda, f"memory_{kind}")()
-    call()
-    return float(getattr(torch.cuda, f"max_memory_{kind}")() - before) / 2**20
+    return measure_peak(call, kind) / 2**20
 
 
 def find_error(found: Iterable[torch.Tensor], wanted: Iterable[torch.Tensor]) -> float:
@@ -218,34 +214,23 @@ def compile_ahead(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]],
         return
     seconds = min(A_DAY, (options.ends - time.perf_counter()) / 2)
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(PROCESSES, context, limit_compilers) as pool:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in these processes, which are many
+    with ProcessPoolExecutor(PROCESSES, context) as pool:
         futures = [pool.submit(function, *job) for job in jobs]
         unfinished = wait(futures, timeout=seconds).not_done
         pool.shutdown(wait=not unfinished, cancel_futures=True)
         for process in context.active_children() if unfinished else ():
             process.terminate()
-    limit_compilers()
-
-
-def limit_compilers() -> None:
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
 def run_in_group(function: Callable[..., Any], processes: int, device: str, *args: Any) -> Any:
     """What the first of some processes returns, which average their gradients: a GPU each over NCCL, or over gloo."""
+    from processes import run_ranks
+
+    kind = "gloo" if device == "cpu" else "nccl"
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run_share, (folder, function, processes, device, *args), nprocs=processes)
-        return torch.load(f"{folder}/found")
+        return run_ranks(run_share, folder, function, device, *args, ranks=processes, kind=kind)[0]
 
 
-def run_share(rank: int, folder: str, function: Callable[..., Any], size: int, where: str, *args: Any) -> None:
-    device = where if where == "cpu" else f"cuda:{rank}"
-    if device != "cpu":
-        torch.cuda.set_device(device)
-    backend = "gloo" if device == "cpu" else "nccl"
-    distributed.init_process_group(backend, init_method=f"file://{folder}/meet", rank=rank, world_size=size)
-    found = function(device, *args)
-    if rank == 0:
-        torch.save(found, f"{folder}/found")
-    distributed.barrier()  # one that parts earlier breaks off what others have not received
-    distributed.destroy_process_group()
+def run_share(rank: int, function: Callable[..., Any], device: str, *args: Any) -> Any:
+    return function(device if device == "cpu" else f"cuda:{rank}", *args)

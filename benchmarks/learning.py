@@ -11,6 +11,7 @@ import multiprocessing
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -19,8 +20,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks import rllib_training
-from benchmarks.end_to_end.sb3 import find_class, make_task
 from benchmarks.results import Row, make_row
 from benchmarks.settings import TABLE, Setting
 
@@ -48,22 +47,13 @@ def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting
     ends = time.time() + options.ends - time.perf_counter()
     runs = [Run(setting, x, i, devices[i % len(devices)], ends) for i, x in product(range(setting.seeds), arms)]
     found: dict[str, Any] = {arm: [] for arm in arms}
-    runs_each = None if options.quick else 1  # of a process
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, torch.set_num_threads, (1,), maxtasksperchild=runs_each) as pool:
-        finished = pool.imap_unordered(partial(name_result, train), runs, chunksize=1)
-        for _ in runs:
+    with context.Pool(options.jobs, torch.set_num_threads, (1,), None if options.quick else 1) as pool:
+        for run, result in [(run, pool.apply_async(train, (run,))) for run in runs]:
             left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())
-            try:
-                arm, result = finished.next(left)
-            except multiprocessing.TimeoutError:
-                break
-            found[arm].append(result)
+            with suppress(multiprocessing.TimeoutError):
+                found[run.arm].append(result.get(left))
     return found
-
-
-def name_result(train: Callable[[Run], Any], run: Run) -> tuple[str, Any]:
-    return run.arm, train(run)
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
@@ -109,8 +99,7 @@ def train(run: Run) -> Points:
     setting, options = run.setting, {"stats_window_size": 10}
     if setting.algorithm == "PPO":
         options = {"n_steps": setting.num_steps, **TABLE["learning"]["options"][setting.task]}
-    options |= {"batch_size": setting.batch_size, "seed": run.seed, "device": run.device}
-    model = find_class(run.arm, setting.algorithm)(*make_task(setting.task, setting.num_envs), **options)
+    model = make_model(run, batch_size=setting.batch_size, **options)
     start = time.perf_counter()
     model.learn(setting.total_steps, Recorder())
     return points
@@ -119,8 +108,6 @@ def train(run: Run) -> Points:
 CONTROL, FUSED = "control", "fused Adam"
 """The latter is stock with PyTorch's fused Adam, which is ours for TD3 on a CPU."""
 MORE_ARMS = dict.fromkeys(("RecurrentPPO", "TD3"), (CONTROL, FUSED))
-
-
 Outcome = tuple[float, float]
 """What one run returns in training (the last episodes, or all iterations), and after it."""
 
@@ -152,59 +139,41 @@ def find_chance(first: list[float], second: list[float], trials: int = 20_000) -
 def train_sb3(run: Run) -> Outcome:
     from stable_baselines3.common import evaluation
 
-    model = make_model(run)
+    from rl_triton_adapters.common.optimizers import fuse_optimizer
+
+    name = run.setting.algorithm
+    model = make_model(run, **TABLE["same_learning"]["options"][name])
+    if run.arm == CONTROL:
+        generator = torch.Generator().manual_seed(1000 + run.seed)
+        for x in model.policy.parameters():
+            x.data.mul_(1 + 1e-7 * torch.randn(x.shape, generator=generator).to(x.device))
+    for owner in (model.policy.actor, model.policy.critic) if name == "TD3" else (model.policy,):
+        if run.arm == FUSED:
+            fuse_optimizer(owner.optimizer)
     model.learn(run.setting.total_steps)
     model.get_env().training = False  # the normalisation stays as it is
-    masked = "sb3_contrib.common.maskable.evaluation" if run.setting.algorithm == "MaskablePPO" else ""
+    masked = "sb3_contrib.common.maskable.evaluation" if name == "MaskablePPO" else ""
     evaluate = (import_module(masked) if masked else evaluation).evaluate_policy
     returns, _ = evaluate(model, model.get_env(), EPISODES, return_episode_rewards=True)
     return float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns))
 
 
-def make_model(run: Run) -> Any:
-    from rl_triton_adapters.common.optimizers import fuse_optimizer
+def make_model(run: Run, **options: Any) -> Any:
+    from benchmarks.end_to_end.sb3 import find_class, make_task
 
-    setting, arm, seed, device, _ = run
-    name, known = setting.algorithm, TABLE["same_learning"]["options"]
-    policy = "MlpLstmPolicy" if name == "RecurrentPPO" else "MlpPolicy"
-    model = find_class(arm, name)(policy, make_envs(setting), seed=seed, device=device, **known[name])
-    if arm == CONTROL:
-        generator = torch.Generator().manual_seed(1000 + seed)
-        for x in model.policy.parameters():
-            x.data.mul_(1 + 1e-7 * torch.randn(x.shape, generator=generator).to(x.device))
-    for owner in (model.policy.actor, model.policy.critic) if name == "TD3" else (model.policy,):
-        if arm == FUSED:
-            fuse_optimizer(owner.optimizer)
-    return model
-
-
-def make_envs(setting: Setting) -> Any:
-    """Vectorized, with a monitor each."""
-    from gymnasium.wrappers import TransformObservation
-    from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    def hide_velocities(env: Any) -> Any:
-        space = type(env.observation_space)(env.observation_space.low[::2], env.observation_space.high[::2])
-        return TransformObservation(env, lambda x: x[::2], space)
-
-    if setting.algorithm == "MaskablePPO":
-        return make_vec_env(lambda: InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60), setting.num_envs)
-    if setting.algorithm == "RecurrentPPO":
-        return VecNormalize(make_vec_env("CartPole-v1", setting.num_envs, wrapper_class=hide_velocities))
-    return make_vec_env(setting.task, setting.num_envs)
-
-
-RLLIB = {"minibatch_size": 256, "vf_clip_param": 1e9, "use_kl_loss": False, "lambda_": 0.95, "clip_param": 0.2}
+    model = find_class(run.setting.algorithm, run.arm == "ours")
+    task = make_task(f"{run.setting.task}, {run.setting.algorithm}", run.setting.num_envs)
+    return model(*task, seed=run.seed, device=run.device, **options)
 
 
 def train_rllib(run: Run) -> Outcome:
-    setting, arm, seed, *_ = run
+    from benchmarks import rllib_training
+
+    (setting, arm, seed, *_), known = run, TABLE["same_learning_rllib"]["options"]
     steps = min(2048, setting.total_steps)
     given = {"env": setting.task, "num_envs": setting.num_envs, "train_batch_size": steps, "num_epochs": 10}
     with rllib_training.local_ray():
-        algorithm = rllib_training.build_algorithm(arm, Setting(**given), "cpu", seed, **RLLIB)
+        algorithm = rllib_training.build_algorithm(arm, Setting(**given), "cpu", seed, **known)
         if arm == "ours" and "updates are compiled" not in (x := algorithm.learner_group._learner.describe()):
             raise RuntimeError(x)
         returns = [algorithm.train()["env_runners"]["episode_return_mean"] for _ in range(setting.total_steps // steps)]

@@ -26,15 +26,14 @@ from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
 
 Loss = Callable[..., torch.Tensor]
-
-
 BURST, PARTS = 5, 2
 COEFFICIENT = 0.01  # of the entropy
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     given = draw(setting, options.device)
-    ways: dict[str, Way] = {"eager": compute_eagerly, "in place": compute_in_place, "ours": compute_linear}
+    in_place = partial(compute_eagerly, of_logits=partial(compute_ours, inplace_backward=True))
+    ways: dict[str, Way] = {"eager": compute_eagerly, "in place": in_place, "ours": compute_linear}
     losses: dict[str, Loss] = {"GRPO": compute_loss}
     if all(map(importlib.util.find_spec, ("trl", "accelerate", "datasets"))):
         ways["TRL"], losses["TRL's GRPO"] = compute_as_trl, compute_loss_as_trl
@@ -80,12 +79,10 @@ def measure_part(device: str, setting: Setting) -> tuple[dict[str, list[list[flo
     return times, {} if device == "cpu" else {name: harness.measure_memory(call) for name, call in calls.items()}
 
 
-def compute_eagerly(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
-    return compute_plain(linear(hidden, weight), tokens)
-
-
-def compute_in_place(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
-    return compute_ours(linear(hidden, weight), tokens, inplace_backward=True)
+def compute_eagerly(
+    hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, of_logits: Way = compute_plain
+) -> Results:
+    return of_logits(linear(hidden, weight), tokens)
 
 
 def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, **part: Any) -> Results:

@@ -16,7 +16,6 @@ from benchmarks.settings import Setting
 from rl_triton_core.losses import Categorical, Gaussian, LogProbs, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
-COMMON = {"normalize_advantages": True, "entropy_coef": 0.01}
 KINDS = ("forward", "forward and backward")
 TOKENS = 64  # of a sequence
 
@@ -59,14 +58,12 @@ def compute_plain(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
-    value = {"values": b["values"], "returns": b["returns"], **COMMON}
-    if head == "categorical":
-        return ppo_loss(Categorical(b["x"]), b["actions"], b["old"], b["advantages"], **value).loss
-    if head == "gaussian":
-        return ppo_loss(Gaussian(b["x"], b["log_std"]), b["actions"], b["old"], b["advantages"], **value).loss
+    value = {"values": b["values"], "returns": b["returns"], "normalize_advantages": True}
     if head == "tokens":
         return grpo_loss(b["x"], b["old"], b["advantages"], ref_log_probs=b["returns"], kl_coef=0.04).loss
-    return ppo_loss(LogProbs(b["x"]), None, b["old"], b["advantages"], **value).loss
+    kind = {"categorical": Categorical, "gaussian": Gaussian}.get(head, LogProbs)
+    policy = kind(*(b[name] for name in ("x", "log_std") if name in b))
+    return ppo_loss(policy, b.get("actions"), b["old"], b["advantages"], entropy_coef=0.01, **value).loss
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:

@@ -32,9 +32,8 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
     """Microseconds of iterations, a turn each, and why nothing was captured."""
     trainings = {update: make_training(setting, update, device) for update in ("eager", "captured")}
     compare_updates(*trainings.values())
-    rounds = {"turns": turns + WARM_UPS, "burst": 1, "warm_up": False}
     calls = {name: partial(x.run_iteration, x.args.learning_rate) for name, x in trainings.items()}
-    times = harness.time_in_turns(calls, device, **rounds)
+    times = harness.time_in_turns(calls, device, turns=turns + WARM_UPS, burst=1)
     reason = trainings["captured"].update.reason
     for training in trainings.values():
         training.collect.reset()
@@ -55,5 +54,4 @@ def compare_updates(eager: DistributedTraining, captured: DistributedTraining) -
     for rows in torch.randperm(len(eager.data["obs"]), device=eager.args.device).chunk(eager.args.num_minibatches):
         eager.update(rows)
         captured.update(rows)
-    for name, want in eager.agent.state_dict().items():
-        torch.testing.assert_close(captured.agent.state_dict()[name], want, rtol=1e-3, atol=1e-5)
+    harness.compare_parameters("captured", captured.agent, eager.agent)

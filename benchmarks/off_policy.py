@@ -58,7 +58,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
 
 
 def make_model(arm: str, setting: Setting, device: str) -> Any:
-    kind, env = find_class(arm, setting.algorithm), setting.env
+    kind, env = find_class(setting.algorithm, arm != "stock"), setting.env
     steps = {"learning_starts": 20, "gradient_steps": setting.gradient_steps, "train_freq": setting.train_freq}
     if env == "frames":
         return kind("CnnPolicy", Frames(), seed=0, device=device, buffer_size=20_000, **steps)

@@ -24,17 +24,17 @@ from benchmarks.calls import HEADLINE
 from benchmarks.end_to_end import Setting
 from benchmarks.results import RESULTS, ROOT, Result, Row, read_machines, read_setting, select_rows
 from benchmarks.settings import TABLE
-from benchmarks.token_log_probs import KERNELS
 from rl_triton_core.system_info import TESTED
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+WORDS, ARMS, GAINS = (json.loads((ROOT / f"benchmarks/{x}.json").read_text()) for x in ("words", "arms", "gains"))
+"""What pages call parts of settings, and arms. A line of a table of gains has a title, a benchmark, what its setting
+has, and in the first table the device."""
 MARKED = re.compile(r"(<!-- (\w+): written by make report -->)\n.*?\n(<!-- /\2 -->)", re.DOTALL)
 FIGURES, PUBLISHED = ROOT / "docs" / "plots", ROOT / "benchmarks" / "published"
-NOT_YET = "*not measured yet*"
-Column = tuple[str, str]  # an arm and a metric
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def list_pages() -> list[str]:
 
 def fill_page(name: str) -> str:
     text = (ROOT / name).read_text(encoding="utf-8")
-    return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]() or NOT_YET}\n{found[3]}", text)
+    return MARKED.sub(lambda found: f"{found[1]}\n{PARTS[found[2]]() or '*not measured yet*'}\n{found[3]}", text)
 
 
 # --- tables -----------------------------------------------------------------------------------------------------------
@@ -66,20 +66,21 @@ def make_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
 
 
-def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
+def list_rows(rows: Sequence[Row], columns: Sequence[Sequence[str]] = ()) -> str:
     """A line for each setting, of which what all have in common is left out, with these columns, or all."""
+    rows = [row for row in rows if not columns or [row.arm, row.metric] in columns]
     cells = {(row.setting, row.arm, row.metric): row for row in rows}
     settings = {row.setting: row.read_setting() for row in rows}
     names = list(dict.fromkeys(name for setting in settings.values() for name in setting))
     varied = [name for name in names if len({setting.get(name) for setting in settings.values()}) > 1] or names[:1]
     found = {(row.arm, row.metric): row.unit for row in rows if row.median is not None}
-    columns = [column for column in columns or found if column in found]
+    columns = [column for column in map(tuple, columns or found) if column in found]
     tables, room = [], max(2, MANY_COLUMNS - len(varied))
     for part in (columns[i : i + room] for i in range(0, len(columns), room)):
         head = [*(name.replace("_", " ") for name in varied), *(name_column(x, columns, found[x]) for x in part)]
         lines = []
         for setting, values in settings.items():
-            line = [WORDS.get(x, x) or DEFAULTS for x in (values.get(name, "–") for name in varied)]
+            line = [WORDS.get(x, x) or "defaults" for x in (values.get(name, "–") for name in varied)]
             numbers = [format_row(cells.get((setting, *column))) for column in part]
             lines += [line + numbers] * (set(numbers) != {"–"} or part == columns)
         tables.append(make_table(head, lines))
@@ -89,23 +90,12 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Column] = ()) -> str:
     return join_parts([*tables, f"Not measured: {'; '.join(notes)}." * bool(notes)])
 
 
-def name_column(column: Column, columns: Sequence[Column], unit: str) -> str:
+def name_column(column: Sequence[str], columns: Sequence[Sequence[str]], unit: str) -> str:
     arm, metric = column
     if metric.startswith("over "):
         return f"times as fast as {name_arm(arm)}"
     parts = [name_arm(arm)] * (len({x[0] for x in columns}) > 1) + [metric] * (len({x[1] for x in columns}) > 1)
     return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
-
-
-WORDS = {"True": "yes", "False": "no", "CartPole-v1, drawn": "CartPole-v1, pixels"}
-"""Parts of settings as pages call them."""
-DEFAULTS = "defaults"  # a variant without a name
-ARMS = {
-    "null": "empty call", "torch_add": "`torch.add`", "ours_out": "ours with `out=`", "flat_triton": "flat Triton",
-    "ours_annealed": "ours, annealed", "compiled_scan": "compiled scan", "blocks_triton": "in blocks",
-    "cuda_rows": "CUDA rows", "cuda_rows_by_four": "CUDA rows, 16 bytes at a time", "numpy": "NumPy",
-    "numba": "Numba", "sb3": "SB3", "torchrl": "TorchRL",
-}  # fmt: skip
 
 
 def name_arm(arm: str) -> str:
@@ -181,13 +171,6 @@ def list_arms(rows: Sequence[Row]) -> str:
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
-
-
-def list_calls(table: dict[str, Any], rows: Sequence[Row]) -> str:
-    ours = table["arms"][0]
-    columns = [(ours, "full"), (ours, "device"), ("copy", "device")]
-    columns += [(arm, f"over {ours}") for arm in table.get("shown", ())]
-    return list_rows([row for row in rows if (row.arm, row.metric) in columns], columns)
 
 
 def describe_speed(machine: str) -> str:
@@ -300,7 +283,7 @@ def select_robotics(**setting: Any) -> dict[str, list[Row]]:
 
 def write_robotics(package: str) -> str:
     """The updates of a robotics package on GPUs, in each way that was measured."""
-    columns = [("stock", "full"), ("ours", "full"), ("stock", "over ours")]
+    columns = [["stock", "full"], ["ours", "full"], ["stock", "over ours"]]
     found = select_robotics(package=package).items()
     return join_parts(
         f"Whole updates, 4096 environments and 24 steps, {gpu}, {name_commits(rows)}:\n\n{list_rows(rows, columns)}"
@@ -406,9 +389,6 @@ def estimate_isaac_lab() -> tuple[list[float], list[list[str]]]:
 
 # --- README.md --------------------------------------------------------------------------------------------------------
 
-GAINS = json.loads((ROOT / "benchmarks" / "gains.json").read_text(encoding="utf-8"))
-"""Rows of tables: a title, the benchmark, and what its setting has; the first table also says on which device."""
-
 
 def list_first() -> str:
     """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
@@ -419,15 +399,13 @@ def list_first() -> str:
     return f"{table}\n\nWhole training, environments included, but for that update. Medians and quartiles, {where}"
 
 
-PAIRED = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
-
-
 def list_expected(name: str) -> str:
     """Steps of environments per second in whole training, on a CPU and on a GPU."""
     lines, where = list_gains(name)
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    return f"{table}\n\nMedians, with quartiles in brackets, {where} {PAIRED}"
+    paired = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
+    return f"{table}\n\nMedians, with quartiles in brackets, {where} {paired}"
 
 
 def list_gains(name: str) -> tuple[list[list[str]], str]:
@@ -469,17 +447,9 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
     return None
 
 
-OF_LOGITS: list[Column] = [
-    *((arm, "full") for arm in ("eager", "compiled", "TRL", "verl", *KERNELS, "ours")),
-    *((arm, "device") for arm in (*KERNELS, "ours", "copy", "ours in place")),
-    *((arm, "peak") for arm in ("eager", "compiled", *KERNELS, "ours", "ours in place")),
-]
-CALLS = {name: table for name, table in TABLE.items() if "shown" in table}
 PARTS: dict[str, Callable[[], str]] = {
-    **{name: partial(write_benchmark, name, list_rows) for name in TABLE},
-    **{name: partial(write_benchmark, name, partial(list_calls, table)) for name, table in CALLS.items()},
+    **{x: partial(write_benchmark, x, partial(list_rows, columns=y.get("columns", ()))) for x, y in TABLE.items()},
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
-    "token_log_probs": partial(write_benchmark, "token_log_probs", partial(list_rows, columns=OF_LOGITS)),
     "learning": partial(write_benchmark, "learning", list_learning),
     "rllib_training": partial(write_benchmark, "rllib_training", list_rllib),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},

@@ -8,22 +8,23 @@ import random
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+import ray
 import torch
+from ray.rllib.algorithms.ppo import PPOConfig
 
 from benchmarks import harness
 from benchmarks.results import Row, make_row
 from benchmarks.settings import Setting
+from rl_triton_adapters.rllib import enable_triton
 from rl_triton_core.testing import assert_close
 
 
 def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     """Milliseconds of an iteration, and how many times faster ours is."""
-    import gymnasium as gym
-
     with local_ray():
         algorithms = {arm: build_algorithm(arm, setting, options.device) for arm in ("stock", "ours")}
         check_arms(algorithms)
@@ -36,14 +37,13 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     envs = gym.make_vec(setting.env, setting.num_envs)
     actions = envs.action_space.sample()
     envs.reset(seed=0)
-    alone = partial(step_often, envs, actions, setting.train_batch_size // setting.num_envs)
-    yield make_row("environments alone", "iteration", "ms", [harness.time_call(alone, "cpu") / 1e3 for _ in range(7)])
+    steps = setting.train_batch_size // setting.num_envs
+    alone = [harness.time_call(lambda: [envs.step(actions) for _ in range(steps)], "cpu") / 1e3 for _ in range(7)]
+    yield make_row("environments alone", "iteration", "ms", alone)
 
 
 @contextmanager
 def local_ray() -> Iterator[None]:
-    import ray
-
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
         yield
@@ -52,10 +52,6 @@ def local_ray() -> Iterator[None]:
 
 
 def build_algorithm(arm: str, setting: Setting, device: str, seed: int = 0, **training: Any) -> Any:
-    from ray.rllib.algorithms.ppo import PPOConfig
-
-    from rl_triton_adapters.rllib import enable_triton
-
     config = PPOConfig().environment(setting.env).debugging(seed=seed, log_level="ERROR")
     config.env_runners(num_env_runners=0, num_envs_per_env_runner=setting.num_envs)
     config.learners(num_learners=0, num_gpus_per_learner=int(device == "cuda"))
@@ -77,8 +73,3 @@ def check_arms(algorithms: dict[str, Any]) -> None:
             assert_close(*map(torch.as_tensor, columns[::-1]), rtol=0, name="samples")
     stock, ours = (x.learner_group._learner.module["default_policy"] for x in algorithms.values())
     harness.compare_parameters("parameters", ours, stock, rtol=1e-2)
-
-
-def step_often(envs: Any, actions: Any, count: int) -> None:
-    for _ in range(count):
-        envs.step(actions)

@@ -29,8 +29,6 @@ from rl_triton_adapters.skrl import TritonRunner
 Times = dict[str, list[list[float]]]
 BF16, TF32, LSTM, SYMMETRY, RND = "bf16", "tf32", "lstm", "symmetry", "random network distillation"
 ZEROED = "lstm, zero_rnn_on_done"
-
-
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]  # of an update, as in Isaac Lab's configurations
 
 
@@ -47,7 +45,7 @@ def time_updates(device: str, setting: Setting, rounds: int) -> Times:
         arms = {name: UPDATES[setting.package](provider, setting, device) for name, provider in PROVIDERS.items()}
     for name in ("stock", "ours", "ours"):
         arms[name]()
-    return harness.time_in_turns(arms, device, turns=rounds, burst=1, warm_up=False)
+    return harness.time_in_turns(arms, device, turns=rounds, burst=1)
 
 
 def time_share(device: str, setting: Setting, rounds: int) -> Times:
@@ -145,7 +143,6 @@ def make_rl_games_agent(provider: str, setting: Setting, device: str) -> Any:
 
 
 # --- skrl -------------------------------------------------------------------------------------------------------------
-
 
 OUTCOME = ("next_observations", "rewards", "terminated", "truncated", "infos")
 

@@ -9,8 +9,6 @@ from torch import Tensor
 from benchmarks import equations
 from benchmarks.equations import ACTIONS, ESTIMATORS, FLAGS, GAMMA, LOG_PROBS, PER_ACTION, VARIANTS, Estimator, Inputs
 
-LAYOUTS = ("env-major", "time-major")
-
 
 class Workload(NamedTuple):
     """An estimator and its inputs. With `truncated`: truncation flags too, and bootstrap values at every step."""

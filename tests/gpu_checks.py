@@ -4,7 +4,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from cases import same_bits
 
 GPU = pytest.param("cuda", marks=pytest.mark.gpu)  # a device of a test, beside others
 
@@ -20,13 +19,13 @@ def forbid_waiting():
         torch.cuda.set_sync_debug_mode("default")
 
 
-def measure_peak(call):
-    """The bytes that a call, which is warm, takes at the most beyond what there is."""
+def measure_peak(call, kind="allocated"):
+    """The bytes that a call takes at the most beyond what there is: allocated, or reserved, which graphs are, too."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = getattr(torch.cuda, f"memory_{kind}")()
     call()
-    return torch.cuda.max_memory_allocated() - before
+    return getattr(torch.cuda, f"max_memory_{kind}")() - before
 
 
 def capture_graph(call, warmups=1):
@@ -48,6 +47,8 @@ def assert_replays(call, *changes, warmups=1):
 
     A call may write to the same memory each time.
     """
+    from cases import same_bits  # benchmarks, which measure peaks, need nothing of it
+
     graph, results = capture_graph(call, warmups)
     found = results
     for change in changes:

@@ -12,20 +12,23 @@ from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.training_data import TrainingData
+from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+from ray.rllib.env.single_agent_episode import SingleAgentEpisode
 from torch import Tensor
 
-from benchmarks.end_to_end import LAMBDA, Arm, Setting
+from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
+from benchmarks.settings import TABLE
 from benchmarks.workloads import GAMMA
+from rl_triton_adapters.common.overrides import copy_function
+from rl_triton_adapters.rllib import enable_triton
 
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 LENGTH = 200  # of an episode, on average
 RECURRENCE = "compute_value_targets"  # the function that RLlib's piece calls
-OPTIONS: dict[str, dict[str, Any]] = {
-    "PPO": {"lambda_": LAMBDA, "lr": 3e-4, "use_kl_loss": False, "vf_clip_param": 1e9},
-    "IMPALA": {},
-    "APPO": {"use_kl_loss": True},
-}
 
 
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
@@ -43,11 +46,6 @@ def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
 
 
 def make_vtrace_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
-    from ray.rllib.core.learner.learner import Learner
-    from ray.rllib.core.learner.training_data import TrainingData
-
-    from rl_triton_adapters.common.overrides import copy_function
-
     learner, found = build_learner(setting, name), list[Tensor]()
     time_vtrace = partial(watch.around, ADVANTAGES) if name != "captured" else lambda function: function
     if name == "stock":
@@ -82,11 +80,6 @@ def keep_results(function: Callable[..., Any], found: list[Tensor]) -> Callable[
 
 def build_learner(setting: Setting, name: str) -> Any:
     """A learner in this process, of a config with spaces and a network."""
-    from gymnasium import spaces
-    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
-
-    from rl_triton_adapters.rllib import enable_triton
-
     algorithm = setting.env or "PPO"
     config = getattr(import_module(f"ray.rllib.algorithms.{algorithm.lower()}"), f"{algorithm}Config")()
     config.environment(
@@ -94,7 +87,7 @@ def build_learner(setting: Setting, name: str) -> Any:
     )
     config.rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[setting.hidden] * 2))
     config.learners(num_learners=0, num_gpus_per_learner=int(setting.device == "cuda")).debugging(seed=0)
-    config.training(gamma=GAMMA, **OPTIONS[algorithm])
+    config.training(gamma=GAMMA, **TABLE["rllib"]["options"][algorithm])
     if setting.env:
         config.env_runners(rollout_fragment_length=setting.num_steps)
         config.training(train_batch_size_per_learner=setting.batch_size)
@@ -106,8 +99,6 @@ def build_learner(setting: Setting, name: str) -> Any:
 
 def draw_episodes(setting: Setting) -> list[Any]:
     """Random experience of every environment, in episodes as env runners send them. A learner lengthens them."""
-    from ray.rllib.env.single_agent_episode import SingleAgentEpisode
-
     rng, found = np.random.default_rng(0), []
     for _ in range(setting.num_envs):
         left = setting.num_steps
@@ -135,8 +126,6 @@ def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
 
     If updates are captured, it belongs to the connector: a graph cannot hold the watch's events.
     """
-    from rl_triton_adapters.common.overrides import copy_function
-
     for module_id in () if is_captured else learner.module.keys():
         module = learner.module[module_id]
         module.compute_values = watch.around(REST, module.compute_values)

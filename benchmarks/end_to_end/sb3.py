@@ -1,29 +1,28 @@
 """Stable-Baselines3: `learn` of PPO, A2C and MaskablePPO, with its buffer, with ours, and with our whole update."""
 
 import json
+from contextlib import nullcontext
+from functools import partial
 from importlib import import_module
 from typing import Any
 
+import gymnasium
 import numpy as np
+import stable_baselines3
 import torch
+from gymnasium import spaces
+from gymnasium.wrappers import TransformObservation
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from torch import Tensor
 
 from benchmarks.end_to_end import ARMS, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.results import ROOT
+from rl_triton_adapters.sb3 import enable, rollout_buffer_class_for
 
-DRAWN = "CartPole-v1, drawn"
-MODULES = {  # where an algorithm is, and ours with less work per step
-    "PPO": ("stable_baselines3", "captured"),
-    "A2C": ("stable_baselines3", "captured"),
-    "MaskablePPO": ("sb3_contrib", "contrib"),
-    "RecurrentPPO": ("sb3_contrib", "contrib"),
-    "SAC": ("stable_baselines3", "sac"),
-    "TD3": ("stable_baselines3", "td3"),
-    "DDPG": ("stable_baselines3", "td3"),
-    "DQN": ("stable_baselines3", "dqn"),
-    **dict.fromkeys(("TQC", "QRDQN", "CrossQ"), ("sb3_contrib", "contrib_off_policy")),
-}
+DRAWN, HIDDEN = "CartPole-v1, drawn", " without velocities"
+FAMILIES = ("A2C", "MaskablePPO", "RecurrentPPO")
 OPTIONS: dict[str, dict[str, Any]] = json.loads(
     (ROOT / "benchmarks" / "published" / "rl_zoo.json").read_text(encoding="utf-8")
 )
@@ -46,33 +45,28 @@ def list_arms(setting: Setting) -> tuple[str, ...]:
     return (ARMS[0], ARMS[-1]) if setting.env in OPTIONS or find_family(setting.env) == "RecurrentPPO" else ARMS
 
 
-def find_class(arm: str, algorithm: str) -> Any:
-    package, module = MODULES[algorithm]
-    if arm == "stock":
-        return getattr(import_module(package), algorithm)
-    return getattr(import_module(f"rl_triton_adapters.sb3.{module}"), f"Triton{algorithm}")
+def find_class(algorithm: str, is_ours: bool) -> Any:
+    """An algorithm of stock, or what there is in its place."""
+    package = stable_baselines3 if hasattr(stable_baselines3, algorithm) else import_module("sb3_contrib")
+    with enable() if is_ours else nullcontext():
+        return getattr(package, algorithm)
 
 
 def find_family(env: str) -> str:
-    return next((name for name in MODULES if env.endswith(f", {name}")), "PPO")
+    name = env.rpartition(", ")[2]
+    return name if name in FAMILIES else "PPO"
 
 
 def make_model(name: str, setting: Setting) -> Any:
     """The algorithm; every arm starts with the same weights and environments."""
-    from stable_baselines3.common.vec_env import VecNormalize
-
-    from rl_triton_adapters.sb3 import rollout_buffer_class_for
-
     family = find_family(setting.env)
-    algorithm = find_class("stock" if name in ("stock", "ours") else "ours", family)
+    algorithm = find_class(family, name == "captured")
     policy, env = make_task(setting.env, setting.num_envs)
     options = {"n_steps": setting.num_steps, "batch_size": setting.batch_size, "n_epochs": setting.epochs}
     if family == "A2C":
         options = {"n_steps": setting.batch_size // setting.num_envs}
     if name != "stock" and family != "RecurrentPPO":
         options["rollout_buffer_class"] = rollout_buffer_class_for(env.observation_space, algorithm, verbose=0)
-    if family == "RecurrentPPO":
-        policy = "MlpLstmPolicy"
     tuned = dict(OPTIONS.get(setting.env, {}))
     if tuned.pop("normalizes", False):
         env = VecNormalize(env)
@@ -84,27 +78,38 @@ def make_model(name: str, setting: Setting) -> Any:
 
 
 def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:
-    from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.vec_env import VecFrameStack
+    """The policy and the environments, each with a monitor."""
+    name, family = env.split(",", maxsplit=1)[0], find_family(env)
+    make = partial(make_vec_env, n_envs=num_envs, seed=seed)
+    policy = "MlpLstmPolicy" if family == "RecurrentPPO" else "MlpPolicy"
+    if env.startswith(DRAWN):
+        return "CnnPolicy", VecFrameStack(make(name, wrapper_class=draw_pixels), FRAMES)
+    if name.endswith(HIDDEN):
+        return policy, VecNormalize(make(name.removesuffix(HIDDEN), wrapper_class=hide_velocities))
+    if family == "MaskablePPO":
+        return policy, make(make_masked if name == "InvalidActionEnvDiscrete" else partial(allow_all_actions, name))
+    return policy, make(name)
 
-    name = env.split(",", maxsplit=1)[0]
-    if env == DRAWN:
-        return "CnnPolicy", VecFrameStack(make_vec_env(name, num_envs, seed=seed, wrapper_class=draw_pixels), FRAMES)
-    wrapper = allow_all_actions if find_family(env) == "MaskablePPO" else None
-    return "MlpPolicy", make_vec_env(name, num_envs, seed=seed, wrapper_class=wrapper)
+
+def make_masked() -> Any:
+    from sb3_contrib.common.envs import InvalidActionEnvDiscrete
+
+    return InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60)
 
 
-def allow_all_actions(env: Any) -> Any:
+def allow_all_actions(name: str) -> Any:
     from sb3_contrib.common.wrappers import ActionMasker
 
-    return ActionMasker(env, lambda env: np.ones(env.action_space.n, bool))
+    return ActionMasker(gymnasium.make(name), lambda env: np.ones(env.action_space.n, bool))
+
+
+def hide_velocities(env: Any) -> Any:
+    space = type(env.observation_space)(env.observation_space.low[::2], env.observation_space.high[::2])
+    return TransformObservation(env, lambda x: x[::2], space)
 
 
 def draw_pixels(env: Any) -> Any:
     """CartPole seen as a picture."""
-    from gymnasium import spaces
-    from gymnasium.wrappers import TransformObservation
-
     return TransformObservation(env, render_state, spaces.Box(0, 255, (PIXELS, PIXELS, 1), np.uint8))
 
 

@@ -4,11 +4,18 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from tensordict import TensorDict
+from tensordict.nn import CudaGraphModule, NormalParamExtractor, TensorDictModule
 from torch import Tensor, nn
+from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
+from torchrl.objectives import ClipPPOLoss
+from torchrl.objectives.value import GAE
 
 from benchmarks.end_to_end import LAMBDA, Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.workloads import GAMMA, Workload, draw_inputs
+from rl_triton_adapters.torchrl import TritonGAE
+from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
 from rl_triton_core.compiled import CompiledUpdate, Rollout
 
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
@@ -18,11 +25,6 @@ class Training:
     """A loss with its networks and estimator, an optimizer, and experience."""
 
     def __init__(self, setting: Setting, name: str, watch: Stopwatch) -> None:
-        from tensordict.nn import CudaGraphModule
-        from torchrl.objectives import ClipPPOLoss
-
-        from rl_triton_adapters.torchrl.losses import TritonClipPPOLoss
-
         torch.manual_seed(0)
         self.setting, self.watch = setting, watch
         self.actor, critic = make_networks(setting)
@@ -34,14 +36,13 @@ class Training:
         self.update = CudaGraphModule(self.take_step, in_keys=[], out_keys=[]) if captured else self.take_step
         self.compiled = make_compiled(self.loss, self.optimizer) if compiles else None
         self.data = self.draw_experience()
-        self.estimator = choose_estimator(name)(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
+        estimator = GAE if name == "stock" else TritonGAE
+        self.estimator = estimator(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
         self.estimator._call_value_nets = watch.around(REST, self.estimator._call_value_nets)
 
     @torch.no_grad()
     def draw_experience(self) -> Any:
         """Steps of the policy in no environment in particular."""
-        from tensordict import TensorDict
-
         shape, device = (self.setting.num_envs, self.setting.num_steps), self.setting.device
         inputs = draw_inputs(Workload("gae", *shape, truncated=True), device)
         done = inputs["terminated"] | inputs["truncated"]
@@ -83,9 +84,6 @@ class Training:
 
 
 def make_networks(setting: Setting) -> tuple[Any, Any]:
-    from tensordict.nn import NormalParamExtractor, TensorDictModule
-    from torchrl.modules import IndependentNormal, ProbabilisticActor, ValueOperator
-
     def make_layers(outputs: int) -> nn.Sequential:
         sizes = (OBSERVATIONS, setting.hidden, setting.hidden)
         hidden = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.Tanh())]
@@ -114,11 +112,3 @@ def view_rollout(samples: Any) -> Rollout:
 def make_arm(name: str, setting: Setting, watch: Stopwatch) -> Arm:
     training = Training(setting, name, watch)
     return Arm(training.run_iteration, training.compute_results)
-
-
-def choose_estimator(name: str) -> Any:
-    from torchrl.objectives.value import GAE
-
-    from rl_triton_adapters.torchrl import TritonGAE
-
-    return GAE if name == "stock" else TritonGAE

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from benchmarks.harness import Call
 from benchmarks.settings import find_missing
-from benchmarks.workloads import LAYOUTS, Inputs, Workload, compute_oracle
+from benchmarks.workloads import Inputs, Workload, compute_oracle
 
 Expected = Callable[[Workload, Inputs, Tensor | None], tuple[Tensor, ...]]
 
@@ -25,26 +25,22 @@ class Provider(NamedTuple):
     verified: bool = True
     gae_layouts: tuple[str, ...] = ()  # where there are any, it takes GAE without truncations alone, in these layouts
 
-    def unavailable(self, device: str) -> str | None:
-        if missing := find_missing(self.needs):
-            return f"{', '.join(missing)} not installed"
-        return None if device in self.devices else f"not on {device}"
+    def is_available(self, device: str) -> bool:
+        return device in self.devices and not find_missing(self.needs)
 
     def make_call(self, workload: Workload, inputs: Inputs) -> Call | None:
         """The call to time, if there is one; its results are tensors in the workload's layout."""
         plain_gae = workload.estimator == "gae" and not workload.truncated
         if self.gae_layouts and not (plain_gae and workload.layout in self.gae_layouts):
             return None
-        call: Call | None = getattr(self.load(), self.function)(workload, inputs)
-        return call
+        return getattr(self.load(), self.function)(workload, inputs)
 
     def find_oracle(self) -> Expected:
         """The oracle: that of the equations, unless the provider has conventions of its own."""
         return getattr(self.load(), "compute_oracle", compute_oracle)
 
     def select_written(self, result: Tensor) -> Tensor:
-        part: Tensor = getattr(self.load(), "select_written", lambda x: x)(result)
-        return part
+        return getattr(self.load(), "select_written", lambda x: x)(result)
 
     def load(self) -> Any:
         return importlib.import_module(f"benchmarks.providers.{self.module}")
@@ -63,7 +59,7 @@ REGISTRY = {
     "cuda_rows": Provider("cuda_rows", devices=("cuda",), compiles=True),
     "cuda_rows_by_four": Provider("cuda_rows", devices=("cuda",), function="make_call_by_four", compiles=True),
     "numpy": Provider("others", devices=("cpu",), function="make_numpy_call"),
-    "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=LAYOUTS),
+    "numba": Provider("others", ("numba",), ("cpu",), "make_numba_call", gae_layouts=("env-major", "time-major")),
     "sb3": Provider("others", ("stable_baselines3",), ("cpu",), "make_sb3_call", gae_layouts=("time-major",)),
     "torchrl": Provider("others", ("torchrl",), function="make_torchrl_call", gae_layouts=("env-major",)),
 }

@@ -4,7 +4,6 @@ Frameworks are imported where they are called: each may be missing.
 """
 
 import itertools
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -67,13 +66,9 @@ def make_torch_add(workload: Workload, inputs: Inputs) -> Call:
 
 def make_compiled_call(workload: Workload, inputs: Inputs) -> Call:
     """torch.compile of a doubling scan, for the shape of the inputs."""
-    return partial(compile_scan(workload), inputs)
-
-
-def compile_scan(workload: Workload) -> Callable[[Inputs], tuple[Tensor, ...]]:
     solve = partial(solve_equations, workload.spec, workload.time_dim, scan=scan_by_doubling)
     torch._dynamo.reset()
-    return torch.compile(solve, dynamic=False, fullgraph=True, backend=COMPILER)
+    return partial(torch.compile(solve, dynamic=False, fullgraph=True, backend=COMPILER), inputs)
 
 
 def make_numpy_call(workload: Workload, inputs: Inputs) -> Call:

@@ -37,3 +37,12 @@ def test_both_arms_learn_the_same_from_one_seed():
     assert [point[2] for point in ours] == pytest.approx([point[2] for point in stock], rel=0.05)
     assert [point[1] for point in stock] == sorted(point[1] for point in stock)
     assert learning.train(runs[0]._replace(ends=0.0)) == []
+
+
+def test_controls_are_stock():
+    pytest.importorskip("sb3_contrib")
+    setting, *_ = read_settings("same_learning", "quick")
+    arms = ("stock", learning.CONTROL, learning.FUSED, "ours")
+    runs = [learning.Run(setting, arm, 0, "cpu", ends=float("inf")) for arm in arms]
+    models = [type(learning.make_model(run)) for run in runs]
+    assert [model.__name__ for model in models] == [setting.algorithm] * 3 + [f"Triton{setting.algorithm}"]

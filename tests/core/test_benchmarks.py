@@ -52,8 +52,8 @@ def measure_error(name, workload):
 def test_providers_agree_on_a_cpu(name, monkeypatch):
     """The compiled scan is one graph."""
     monkeypatch.setattr(others, "COMPILER", "eager")
-    if name != "flat_triton" and REGISTRY[name].unavailable("cpu"):
-        pytest.skip(REGISTRY[name].unavailable("cpu"))
+    if name != "flat_triton" and not REGISTRY[name].is_available("cpu"):
+        pytest.skip(f"without {REGISTRY[name].needs}")
     workloads = {"ours": [*TINY, *HALF, *FURTHER], "compiled_scan": SMALL[::2]}.get(name, SMALL)
     errors = [error for workload in workloads if (error := measure_error(name, workload)) is not None]
     assert errors and max(errors) < 1e-6
@@ -122,7 +122,7 @@ def test_arms_take_turns(monkeypatch):
     times = harness.time_in_turns(arms, "cpu", seconds=1, turns=2)
     assert times["slow"] == [[100_002, 100_003], [100_056, 100_057]], "after two calls that say how many there are"
     assert times["fast"] == [[2.0] * 50] * 2
-    times = harness.time_in_turns(arms, "cpu", turns=3, burst=4, warm_up=False)
+    times = harness.time_in_turns(arms, "cpu", turns=3, burst=4)
     assert [len(burst) for burst in times["slow"]] == [4] * 3
     fast, _, _, over = harness.measure_arms(
         {"fast": lambda: 2.0, "null": lambda: 1.0, "other": lambda: 5.0}, "cpu", reference="fast", kind="x"

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-pytest.importorskip("benchmarks.end_to_end.run", reason="only the package is here", exc_type=ModuleNotFoundError)
+pytest.importorskip("benchmarks.end_to_end", reason="only the package is here", exc_type=ModuleNotFoundError)
 
-from benchmarks import harness, report, settings
-from benchmarks.end_to_end import Arm, Setting, run, stopwatch
+from benchmarks import end_to_end, harness, report, settings
+from benchmarks.end_to_end import Arm, Entry, Setting, stopwatch
 
 
 @pytest.mark.parametrize("arms", ["ab", "abc", "abcd"])
 def test_every_arm_takes_every_place_equally_often(arms):
-    orders = np.array(list(harness.take_turns(arms, 0, least=2 * len(arms))))
-    assert len(orders) == 2 * len(arms) and len(list(harness.take_turns(arms, 10, least=2, most=1))) == 1
+    orders = np.array(list(harness.take_turns(arms, 0, least=2 * len(arms)))).reshape(-1, len(arms))
+    assert len(orders) == 2 * len(arms) and len(list(harness.take_turns(arms, 10, least=2, most=1))) == len(arms)
     for place in orders.T:
         assert all((place == arm).sum() == 2 for arm in arms)
     assert (orders[::2] == orders[1::2, ::-1]).all(), "backwards after forwards: a drift falls on all alike"
@@ -33,13 +33,13 @@ def random_times(rounds=7, seed=0):
 
 
 def make_rows(entries):
-    return {(row.arm, row.metric): row for row in run.make_rows(entries, Setting(epochs=4, minibatches=4))}
+    return {(row.arm, row.metric): row for row in end_to_end.make_rows(entries, Setting(epochs=4, minibatches=4))}
 
 
 def test_shares_bounds_and_speed_ups():
     (slow_times, fast_times), rest, slow, fast = random_times()
     share = np.median(slow / (rest + slow))
-    rows = make_rows([run.Entry("stock", times=slow_times), run.Entry("ours", times=fast_times)])
+    rows = make_rows([Entry("stock", times=slow_times), Entry("ours", times=fast_times)])
     want = np.percentile((rest + slow) / (rest + fast), [25, 50, 75])
     np.testing.assert_allclose(rows["ours", "speed-up"][4:7], want, rtol=1e-4)
     assert rows["stock", "share"].median == pytest.approx(100 * share, rel=1e-4)
@@ -76,7 +76,7 @@ def make_framework(**results):
 def test_wrong_and_failing_arms_are_recorded_and_not_timed():
     nan = float("nan")
     fake = make_framework(stock=[1.0, 2.0], bad=None, nan=[1.0, nan], off=[1.0, 2.001], ours=[1.0, 2.000001])
-    entries = run.measure_setting(fake, Setting(device="cpu"), 2, seconds=9)
+    entries = end_to_end.time_arms(fake, Setting(), Namespace(device="cpu", rounds=2, seconds=9))
     wrong = ["wrong: its relative error is nan", "wrong: its relative error is 0.000447"]
     assert [entry.note for entry in entries] == ["", "failed: ValueError: no", *wrong, ""]
     assert [len(entry.times) for entry in entries] == [2, 0, 0, 0, 2]
@@ -86,7 +86,7 @@ def test_wrong_and_failing_arms_are_recorded_and_not_timed():
 
 def test_rounds_end_with_the_time():
     fake = make_framework(stock=[1.0], ours=[1.0])
-    entries = run.measure_setting(fake, Setting(device="cpu"), 50, seconds=0.0)
+    entries = end_to_end.time_arms(fake, Setting(), Namespace(device="cpu", rounds=50, seconds=0.0))
     assert [len(entry.times) for entry in entries] == [4, 4], "every place twice, and no more"
 
 

@@ -44,7 +44,7 @@ def test_a_table_has_what_differs():
         "",
         "Not measured: loop, full: wrong.",
     ]
-    assert report.list_rows(rows, [("loop", "full"), ("absent", "full")]).splitlines()[0] == "| n | full (µs) |"
+    assert report.list_rows(rows, [["loop", "full"], ["absent", "full"]]).splitlines()[0] == "| n | full (µs) |"
     assert report.list_arms(rows[:2]).splitlines()[0] == "| variant | full (µs) |"
     wide = [make_row(f"{i}", "full", "µs", 1, n=n) for n in (1, 2) for i in range(9 - n // 2)]
     first, second = report.list_rows(wide).split("\n\n")

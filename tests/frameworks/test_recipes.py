@@ -5,10 +5,12 @@ installed files; RLinf's registry is imported.
 """
 
 import ast
+import copy
 import enum
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +21,7 @@ import cloudpickle
 import numpy as np
 import pytest
 import torch
+from recorded_graphs import allow_captures
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -224,19 +227,62 @@ def test_prime_rl(prime_rl, dtype, tolerance):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * want.abs().max().item())
 
 
-class LoopStorage:
-    """Storage with the loop that RSL-RL 1 has, for a newer RSL-RL."""
+def make_holosoma(kind, folder, **settings):
+    """An agent of holosoma for a made-up robot of four joints, ready to learn."""
+    from holosoma.config_values.algo import ppo
 
-    def compute_returns(self, last_values, gamma, lam):
-        advantage, next_values = 0, last_values
-        for step in reversed(range(len(self.rewards))):
-            going_on = 1.0 - self.dones[step].float()
-            delta = self.rewards[step] + going_on * gamma * next_values - self.values[step]
-            advantage = delta + going_on * gamma * lam * advantage
-            self.returns[step] = advantage + self.values[step]
-            next_values = self.values[step]
-        self.advantages = self.returns - self.values
-        self.advantages = (self.advantages - self.advantages.mean()) / (self.advantages.std() + 1e-8)
+    terms = {"actor_obs": {"base_ang_vel": 3, "dof_pos": 4}, "critic_obs": {"base_lin_vel": 3, "dof_pos": 4}}
+    groups = {name: SimpleNamespace(history_length=1, terms=x) for name, x in terms.items()}
+    manager = SimpleNamespace(cfg=SimpleNamespace(groups=groups), get_obs_dims=lambda: dict.fromkeys(terms, 7))
+    manager._compute_term = lambda group, name, size: torch.zeros(2, size)
+    robot = SimpleNamespace(actions_dim=4, dof_names=["la", "lb", "ra", "rb"], flip_sign_joint_names=["la", "ra"])
+    robot.symmetry_joint_names = {"la": "ra", "lb": "rb", "ra": "la", "rb": "lb"}
+    env = SimpleNamespace(num_envs=16, observation_manager=manager, robot_config=robot, device="cpu", reset_all=dict)
+    env.history_length = dict.fromkeys(terms, 1)
+    torch.manual_seed(0)
+    settings |= {"num_steps_per_env": 8, "num_learning_epochs": 5, "actor_learning_rate": 1e-3, "desired_kl": 0.05}
+    agent = kind(env, replace(copy.deepcopy(ppo.config), **settings), folder, "cpu")
+    agent.setup()
+    return agent
+
+
+def learn(agent):
+    """Five rollouts of random numbers, and 20 steps with each; losses and learning rates."""
+    actor, critic, storage, found = agent.actor, agent.critic, agent.storage, []
+    for _ in range(5):
+        for observations in torch.randn(8, 16, 7):
+            states = dict.fromkeys(("actor_obs", "critic_obs"), observations)
+            with torch.no_grad():
+                actions, values = actor.act(states), critic.evaluate(states)
+                parameters = {"action_mean": actor.action_mean, "action_sigma": actor.action_std}
+                log_probs = actor.get_actions_log_prob(actions)[:, None]
+            storage.add(**states, **parameters, actions=actions, values=values, actions_log_prob=log_probs)
+        last, data = torch.randn(16, 1), [storage[x] for x in ("values", "dones", "rewards")]
+        data[1].copy_(torch.rand(8, 16, 1) < 0.1), data[2].normal_()
+        storage["returns"], storage["advantages"] = agent._compute_returns_and_advantages(last, *data)
+        found.append({**agent._training_step(), "rates": [agent.actor_learning_rate, agent.critic_learning_rate]})
+    return found
+
+
+@pytest.mark.parametrize("capture", [False, True])
+@pytest.mark.parametrize("symmetry", [False, True])
+def test_holosoma(symmetry, capture, tmp_path, monkeypatch):
+    """Its own step, parameter by parameter, on a CPU; captured in recorded graphs."""
+    ppo = pytest.importorskip("holosoma.agents.ppo.ppo")
+    if capture:
+        allow_captures(monkeypatch)
+    monkeypatch.setattr(ppo, "PPO", stock := ppo.PPO)
+    run_block("holosoma")
+    agents = [make_holosoma(x, tmp_path, use_symmetry=symmetry, symmetry_critic_coef=0.3) for x in (stock, ppo.PPO)]
+    results = []
+    for agent in agents:
+        torch.manual_seed(1)
+        results.append(learn(agent))
+    for wanted, got in zip(*results, strict=True):
+        assert got.pop("rates") == wanted.pop("rates") and got == pytest.approx(wanted, rel=1e-4, abs=1e-4)
+    assert agents[1].captured.describe().startswith("updates are captured" if capture else "updates are eager")
+    for wanted, got in zip(*([*x.actor.parameters(), *x.critic.parameters()] for x in agents), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
 def fill_storage(kind):
@@ -249,13 +295,12 @@ def fill_storage(kind):
 
 
 def test_rsl_rl(monkeypatch):
-    """Of RSL-RL 1 and 2, on their storage or on one of the same shape."""
-    storage_module = pytest.importorskip("rsl_rl.storage")
-    found = storage_module.RolloutStorage
-    kind = found if hasattr(found, "compute_returns") else LoopStorage
+    """Of RSL-RL 1 and 2, on their storage."""
+    kind = pytest.importorskip("rsl_rl.storage").RolloutStorage
+    if not hasattr(kind, "compute_returns"):
+        pytest.skip("a newer RSL-RL")
     stock, last_values = fill_storage(kind)
     stock.compute_returns(last_values, 0.98, 0.9)
-    monkeypatch.setattr(storage_module, "RolloutStorage", kind)
     monkeypatch.setattr(kind, "compute_returns", kind.compute_returns)
     run_block("Versions 1 and 2", "rsl_rl.md")
     ours, last_values = fill_storage(kind)

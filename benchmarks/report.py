@@ -66,8 +66,12 @@ def make_table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in (head, rule, *lines))
 
 
-def list_rows(rows: Sequence[Row], columns: Sequence[Sequence[str]] = ()) -> str:
-    """A line for each setting, of which what all have in common is left out, with these columns, or all."""
+def list_rows(rows: Sequence[Row], columns: Sequence[Sequence[str]] = (), words: str = "") -> str:
+    """A line for each setting, of which what all have in common is left out, with these columns, or all.
+
+    With `words` for a setting, a table fits on a phone.
+    """
+    rows = [row._replace(setting=words.format_map(row.read_setting()) or row.setting) for row in rows]
     rows = [row for row in rows if not columns or [row.arm, row.metric] in columns]
     cells = {(row.setting, row.arm, row.metric): row for row in rows}
     settings = {row.setting: row.read_setting() for row in rows}
@@ -217,12 +221,6 @@ LOOPS = [name for name, table in TABLE.items() if table.get("module", "").starts
 def list_loop(rows: Sequence[Row]) -> str:
     """As `list_arms`, with settings in words."""
     return list_arms([row._replace(setting=f"setting={describe_setting(row)}") for row in rows])
-
-
-def list_rllib(rows: Sequence[Row]) -> str:
-    """As `list_rows`, with settings in words, so that the table fits on a phone."""
-    words = "training={env}, environments: {num_envs}, batch: {train_batch_size}, epochs: {num_epochs}"
-    return list_rows([row._replace(setting=words.format_map(row.read_setting())) for row in rows])
 
 
 def describe_setting(row: Row) -> str:
@@ -448,10 +446,9 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 
 
 PARTS: dict[str, Callable[[], str]] = {
-    **{x: partial(write_benchmark, x, partial(list_rows, columns=y.get("columns", ()))) for x, y in TABLE.items()},
+    **{x: partial(write_benchmark, x, partial(list_rows, **y.get("page", {}))) for x, y in TABLE.items()},
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     "learning": partial(write_benchmark, "learning", list_learning),
-    "rllib_training": partial(write_benchmark, "rllib_training", list_rllib),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
     **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
     "training": describe_training,

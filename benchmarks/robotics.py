@@ -40,6 +40,7 @@ def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
 
 def time_updates(device: str, setting: Setting, rounds: int) -> Times:
     """The times of both arms. RL-Games always allows TF32 in matrix products."""
+    torch._dynamo.reset()  # after some variants of RL-Games' model it would compile no more
     torch.backends.cuda.matmul.allow_tf32 = setting.variant == TF32
     with redirect_stdout(StringIO()):
         arms = {name: UPDATES[setting.package](provider, setting, device) for name, provider in PROVIDERS.items()}

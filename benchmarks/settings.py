@@ -1,8 +1,8 @@
 """The settings of benchmarks, of which settings.json is the table.
 
 A benchmark has lines for each device, or for both, and for a quick run; a list in a line stands for each of its values.
-It may say how many seconds a setting is measured, and in how many rounds; the packages that it needs; and the module
-and its function that measure a setting, where they are not `measure` of the module with its name.
+It may say how many seconds a setting is measured, and in how many rounds; the packages that it needs; the module and
+its function that measure a setting, if not `measure` of the module with its name; and arguments of `report.list_rows`.
 """
 
 import importlib.util

@@ -2,8 +2,9 @@
 
 *Bound* makes the logits, and the products of the layer and its gradients alone. *Eager* computes in float32 what the
 others do; *in place* is the layer with `token_log_probs` in the memory of the logits; *TRL* is the function of TRL's
-trainer. *GRPO* is `linear_grpo_loss` with entropies, beside that function with TRL's loss, and beside Liger's fused
-linear loss, which has none. *Split* is with half of the vocabulary on each of two GPUs. Peaks are beyond the inputs.
+trainer, *verl* its fused kernels. *GRPO* is `linear_grpo_loss` with entropies, beside that function with TRL's loss,
+and beside Liger's fused linear loss, which has none. *Split* is with half of the vocabulary on each of two GPUs. Peaks
+are beyond the inputs.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     losses: dict[str, Loss] = {"GRPO": compute_loss}
     if all(map(importlib.util.find_spec, ("trl", "accelerate", "datasets"))):
         ways["TRL"], losses["TRL's GRPO"] = compute_as_trl, compute_loss_as_trl
+    if options.device == "cuda" and setting.dtype != "float32" and importlib.util.find_spec("verl"):
+        ways["verl"] = compute_as_verl
     for way in ways.values():
         check_way(way, *given[:3])
     for loss in losses.values():
@@ -95,6 +98,13 @@ def compute_as_trl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Ten
     about = None, tokens, 1.0, utils._CHUNKED_LOGPROB_CHUNK_SIZE, None, 1.0, ("log_probs", "entropy")
     log_probs, entropy, *_ = utils._ChunkedLogProbFunction.apply(hidden, weight, *about)
     return log_probs, entropy
+
+
+def compute_as_verl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
+    """Its fused kernels, as its models call them."""
+    module: Any = importlib.import_module("verl.utils.kernel.linear_cross_entropy")
+    log_probs, entropy = module.linear_cross_entropy(hidden, weight, tokens, 1.0, "none")
+    return log_probs * 1, entropy * 1  # whose gradients lie in order, as the kernels want them
 
 
 def run_both(way: Way | Loss, *given: torch.Tensor) -> None:

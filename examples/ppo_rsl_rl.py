@@ -1,4 +1,4 @@
-"""PPO of RSL-RL on environments that are tensors on the training device.
+"""PPO of RSL-RL 5 on environments that are tensors on the training device.
 
     python examples/ppo_rsl_rl.py --target-return 475           CartPole, a minute on a CPU
     python examples/ppo_rsl_rl.py --advantages stock          RSL-RL's own advantages and update

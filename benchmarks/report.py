@@ -353,12 +353,18 @@ def describe_verl() -> str:
     setting = {"vocabulary": 151936, "tokens": 16384, "dtype": "bfloat16", "kind": "forward and backward"}
     ((gpu, result),) = [x for x in read_machines("token_log_probs").items() if x[0] != "cpu"]
     logits, ours = (select_rows(result.rows, arm, "full", **setting)[0] for arm in ("verl", "ours"))
+    rows = read_machines("linear_token_log_probs")[gpu].rows
+    hidden = []
+    for arm, name in {"verl": "verl's fused kernels take", "ours": "those of this package"}.items():
+        time, peak = (select_rows(rows, arm, x, tokens=4096)[0].median or 0 for x in ("full", "peak"))
+        hidden.append(f"{name} {time / 1000:.1f} ms and {peak:,.0f} MiB")
     text = (
         f"For 512 responses of 8192 tokens, `reinforce_plus_plus` of verl takes {format_number(plus.median)} ms, and "
         f"`grpo`, which like `rloo` and `opo` loops over responses, {format_number(grpo.median)} ms. The logits of "
         f"16384 of these 4194304 tokens, with a vocabulary of 151936, take verl's functions in PyTorch "
         f"{(logits.median or 0) / 1000:.0f} ms, and those of this package {(ours.median or 0) / 1000:.1f} ms, forward "
-        f"and backward, on an {name_processor(gpu, result)} ({name_commits([plus, logits])})."
+        f"and backward, on an {name_processor(gpu, result)} ({name_commits([plus, logits])}). From 4096 hidden "
+        f"states of width 1536, {' and '.join(hidden)}."
     )
     return textwrap.fill(text, 120)
 

@@ -456,7 +456,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     "learning": partial(write_benchmark, "learning", list_learning),
     **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
-    **{name: partial(write_benchmark, name, list_loop, "### {}") for name in LOOPS},
+    **{name: partial(write_benchmark, name, list_loop, f"### {name_arm(name)}: {{}}") for name in LOOPS},
     "training": describe_training,
     "rllib_gain": lambda: make_list(describe_rllib()),
     **{name: partial(list_expected, name) for name in GAINS},

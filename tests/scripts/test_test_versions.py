@@ -46,5 +46,5 @@ def test_the_newest_version_of_every_framework_is_tested():
     """Those that adapters and recipes are for, by their own tests."""
     packages = {x["package"] for x in json.loads((ROOT / "scripts" / "versions.json").read_text()) if "tests" in x}
     pinned = {line.partition("==")[0] for line in (ROOT / "constraints-frameworks.txt").read_text().splitlines()}
-    recipes = {"openrlhf", "rlinf", "skyrl"}
-    assert packages == {"benchmarl"} | recipes | TESTED.keys() - {"numba", "torch", "triton"} and recipes <= pinned
+    recipes, others = {"openrlhf", "rlinf", "skyrl"}, {"benchmarl", "unilab-rl"}
+    assert packages == others | recipes | TESTED.keys() - {"numba", "torch", "triton"} and recipes <= pinned

@@ -227,21 +227,21 @@ def test_prime_rl(prime_rl, dtype, tolerance):
         torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * want.abs().max().item())
 
 
-def make_holosoma(kind, folder, **settings):
+def make_holosoma(kind, folder, device, **settings):
     """An agent of holosoma for a made-up robot of four joints, ready to learn."""
     from holosoma.config_values.algo import ppo
 
     terms = {"actor_obs": {"base_ang_vel": 3, "dof_pos": 4}, "critic_obs": {"base_lin_vel": 3, "dof_pos": 4}}
     groups = {name: SimpleNamespace(history_length=1, terms=x) for name, x in terms.items()}
     manager = SimpleNamespace(cfg=SimpleNamespace(groups=groups), get_obs_dims=lambda: dict.fromkeys(terms, 7))
-    manager._compute_term = lambda group, name, size: torch.zeros(2, size)
+    manager._compute_term = lambda group, name, size: torch.zeros(2, size, device=device)
     robot = SimpleNamespace(actions_dim=4, dof_names=["la", "lb", "ra", "rb"], flip_sign_joint_names=["la", "ra"])
     robot.symmetry_joint_names = {"la": "ra", "lb": "rb", "ra": "la", "rb": "lb"}
-    env = SimpleNamespace(num_envs=16, observation_manager=manager, robot_config=robot, device="cpu", reset_all=dict)
+    env = SimpleNamespace(num_envs=16, observation_manager=manager, robot_config=robot, device=device, reset_all=dict)
     env.history_length = dict.fromkeys(terms, 1)
     torch.manual_seed(0)
     settings |= {"num_steps_per_env": 8, "num_learning_epochs": 5, "actor_learning_rate": 1e-3, "desired_kl": 0.05}
-    agent = kind(env, replace(copy.deepcopy(ppo.config), **settings), folder, "cpu")
+    agent = kind(env, replace(copy.deepcopy(ppo.config), **settings), folder, device)
     agent.setup()
     return agent
 
@@ -250,14 +250,14 @@ def learn(agent):
     """Five rollouts of random numbers, and 20 steps with each; losses and learning rates."""
     actor, critic, storage, found = agent.actor, agent.critic, agent.storage, []
     for _ in range(5):
-        for observations in torch.randn(8, 16, 7):
+        for observations in torch.randn(8, 16, 7, device=agent.device):
             states = dict.fromkeys(("actor_obs", "critic_obs"), observations)
             with torch.no_grad():
                 actions, values = actor.act(states), critic.evaluate(states)
                 parameters = {"action_mean": actor.action_mean, "action_sigma": actor.action_std}
                 log_probs = actor.get_actions_log_prob(actions)[:, None]
             storage.add(**states, **parameters, actions=actions, values=values, actions_log_prob=log_probs)
-        last, data = torch.randn(16, 1), [storage[x] for x in ("values", "dones", "rewards")]
+        last, data = torch.randn(16, 1).to(agent.device), [storage[x] for x in ("values", "dones", "rewards")]
         data[1].copy_(torch.rand(8, 16, 1) < 0.1), data[2].normal_()
         storage["returns"], storage["advantages"] = agent._compute_returns_and_advantages(last, *data)
         found.append({**agent._training_step(), "rates": [agent.actor_learning_rate, agent.critic_learning_rate]})
@@ -267,14 +267,15 @@ def learn(agent):
 @pytest.mark.parametrize("capture", [False, True])
 @pytest.mark.parametrize("symmetry", [False, True])
 def test_holosoma(symmetry, capture, tmp_path, monkeypatch):
-    """Its own step, parameter by parameter, on a CPU; captured in recorded graphs."""
+    """Its own step, parameter by parameter; captured in recorded graphs, or on a GPU."""
     ppo = pytest.importorskip("holosoma.agents.ppo.ppo")
+    device = "cuda" if capture and torch.cuda.is_available() else "cpu"
     if capture:
-        allow_captures(monkeypatch)
+        allow_captures(monkeypatch, device)
     monkeypatch.setattr(ppo, "PPO", stock := ppo.PPO)
     run_block("holosoma")
-    agents = [make_holosoma(x, tmp_path, use_symmetry=symmetry, symmetry_critic_coef=0.3) for x in (stock, ppo.PPO)]
-    results = []
+    settings, results = {"use_symmetry": symmetry, "symmetry_critic_coef": 0.3}, []
+    agents = [make_holosoma(x, tmp_path, device, **settings) for x in (stock, ppo.PPO)]
     for agent in agents:
         torch.manual_seed(1)
         results.append(learn(agent))

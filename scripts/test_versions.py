@@ -18,11 +18,13 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / ".cache" / "versions"
 ROWS = json.loads((ROOT / "scripts" / "versions.json").read_text())
 NEWEST = "newest"
+INSTALLING = Lock()  # two rows may have one version, and one folder
 IMPORT = """
 import importlib, sys
 try:
@@ -65,7 +67,9 @@ def make_command(row: dict, version: str, everything: bool) -> list[str]:
 def test_version(python: str, row: dict, version: str, everything: bool) -> bool:
     start, name, is_well, output = time.monotonic(), f"{row['package']} {version}", False, ""
     try:
-        paths = os.pathsep.join(map(str, (install(python, row, version), ROOT, ROOT / "adapters")))
+        with INSTALLING:
+            folder = install(python, row, version)
+        paths = os.pathsep.join(map(str, (folder, ROOT, ROOT / "adapters")))
         env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         command = [str(Path(python).absolute()), *make_command(row, version, everything)]
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)

@@ -22,17 +22,15 @@ from rl_triton_adapters.common import overrides
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import CapturedUpdate, DeferredChecks, Described, find_reason
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core import compute_gae
 from rl_triton_core.capture import keep_buffers
 from rl_triton_core.reach import is_written_in
 
-try:
+with explained_import(__name__, "rl-games", "1.6.1"):
     from rl_games.algos_torch.a2c_continuous import A2CAgent
     from rl_games.algos_torch.a2c_discrete import DiscreteA2CAgent
     from rl_games.common.layers import recurrent
-except ImportError as error:
-    raise explain_import(__name__, error, "rl-games", "1.6.1") from error
 
 __all__ = ["TritonA2CAgent", "TritonAdvantagesMixin", "TritonDiscreteA2CAgent", "register_agents"]
 

@@ -9,13 +9,11 @@ saved is as without the flag. So ``rl_zoo3.enjoy`` needs none. Hyperparameters k
 among them is the switch.
 """
 
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_adapters.sb3.enabling import list_places
 
-try:
+with explained_import(__name__, "rl-zoo3", "2.9", "sb3-zoo"):
     from rl_zoo3 import ALGOS
-except ImportError as error:
-    raise explain_import(__name__, error, "rl-zoo3", "2.9", "sb3-zoo") from error
 
 __all__: list[str] = []
 

@@ -18,16 +18,14 @@ from torch import Tensor
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.common.switch import find_off_switch, replace_stock
 from rl_triton_adapters.common.update import Deferral, read_numbers
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core.extending import warn
 from rl_triton_core.losses import grpo_loss, linear_token_log_probs
 
-try:
+with explained_import(__name__, "trl", "1.15.0"):
     from trl.trainer import grpo_trainer, utils
     from trl.trainer.grpo_trainer import GRPOTrainer  # `trl` would keep it, whatever takes its place here
     from trl.trainer.utils import add_fused_lm_head  # noqa: F401
-except ImportError as error:
-    raise explain_import(__name__, error, "trl", "1.15.0") from error
 
 __all__ = ["TritonGRPOTrainer"]
 

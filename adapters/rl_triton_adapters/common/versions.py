@@ -1,5 +1,7 @@
 """What an adapter says of a framework that is missing, or of another version than it needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 
 
@@ -24,3 +26,12 @@ def explain_import(module: str, error: ImportError, distribution: str, needed: s
         f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, {problem} ({error}): "
         f"pip install rl-triton-core[{extra or distribution}]"
     )
+
+
+@contextmanager
+def explained_import(module: str, distribution: str, needed: str, extra: str = "") -> Iterator[None]:
+    """Inside, an adapter imports its framework: where that fails, the error is that of `explain_import`."""
+    try:
+        yield
+    except ImportError as error:
+        raise explain_import(module, error, distribution, needed, extra) from error

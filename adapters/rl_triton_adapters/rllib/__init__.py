@@ -13,9 +13,9 @@ A learner compiles what it needs when it is built, logs one line that says what 
 "rl_triton" of every update whether its advantages or V-Trace were ours.
 """
 
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 
-try:
+with explained_import(__name__, "ray", "2.56", "rllib"):
     from rl_triton_adapters.rllib.check import check_ray
     from rl_triton_adapters.rllib.config import TritonAPPO, TritonIMPALA, TritonPPO, check_learners, enable_triton
     from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation
@@ -25,8 +25,6 @@ try:
         TritonPPOTorchLearner,
     )
     from rl_triton_adapters.rllib.v_trace import vtrace
-except ImportError as error:
-    raise explain_import(__name__, error, "ray", "2.56", "rllib") from error
 
 __all__ = [
     "TritonAPPO",

@@ -31,26 +31,15 @@ class TritonGeneralAdvantageEstimation(GeneralAdvantageEstimation):
     t counts slots: the steps of each episode, end to end, with an extra slot behind them that holds the bootstrap
     value. V is 0 behind the last one. As in RLlib, extra slots have the next episode's advantage, and count in μ and σ.
 
+    Arguments are RLlib's, γ as `gamma` and λ in [0, 1] as `lambda_` among them, and:
+
     Args:
-        input_observation_space: The environment's, for RLlib's base class.
-        input_action_space: The environment's, too.
-        gamma: Discount γ per step.
-        lambda_: λ in [0, 1].
         masked_statistics: Whether μ and σ are those of real steps, "loss_mask"; other advantages are then 0.
         backend: Name of a backend of `rl_triton_core`; None chooses by the tensors' device.
     """
 
-    def __init__(
-        self,
-        input_observation_space: Any = None,
-        input_action_space: Any = None,
-        *,
-        gamma: float,
-        lambda_: float,
-        masked_statistics: bool = False,
-        backend: str | None = None,
-    ) -> None:
-        super().__init__(input_observation_space, input_action_space, gamma=gamma, lambda_=lambda_)
+    def __init__(self, *args: Any, masked_statistics: bool = False, backend: str | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.masked_statistics, self.backend = masked_statistics, backend
 
     @torch.no_grad()
@@ -115,18 +104,13 @@ def replace_pieces(pieces: list[Any], choose: Callable[[Any], Any]) -> Iterator[
 
 
 def compute_gae_of_slots(
-    columns: Mapping[str, Any],
-    values: Tensor,
-    seq_lens: Tensor | None = None,
-    *,
-    gamma: float,
-    lambda_: float,
-    backend: str | None = None,
+    columns: Mapping[str, Any], values: Tensor, seq_lens: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     """Compute advantages, not standardised, and value targets of all slots, in one call.
 
     Values are [slots], or [rows, max_seq_len] with `seq_lens`, the numbers of slots in use, at least one; rows continue
     each other. Columns are shaped like them, tensors or arrays of NumPy, and so are the results, 0 in the padding.
+    Options are γ, λ and the backend, as of `compute_gae`.
     """
 
     def as_row(column: Any) -> Tensor:  # slots are the steps of one environment
@@ -140,9 +124,7 @@ def compute_gae_of_slots(
         as_row(columns[Columns.TRUNCATEDS]),
         next_values=as_row(shift_values(values, seq_lens)),
         mask=None if seq_lens is None else as_row(mask_padding(seq_lens, values)),
-        gamma=gamma,
-        lambda_=lambda_,
-        backend=backend,
+        **options,
     )
     return advantages.view_as(values), value_targets.view_as(values)
 

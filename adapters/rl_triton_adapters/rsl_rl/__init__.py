@@ -16,17 +16,15 @@ from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import Described
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core import compute_gae, normalize_advantages
 from rl_triton_core.capture import keep_buffers
 
-try:
+with explained_import(__name__, "rsl-rl-lib", "3.0.0", "rsl-rl"):
     from rsl_rl.algorithms import PPO
 
     from rl_triton_adapters.rsl_rl.older import PACKAGES, RETURNS_KEEP_STATE, UPDATE_NORMALIZES
     from rl_triton_adapters.rsl_rl.step import Update
-except ImportError as error:
-    raise explain_import(__name__, error, "rsl-rl-lib", "3.0.0", "rsl-rl") from error
 
 __all__ = ["TritonPPO"]
 

@@ -18,18 +18,16 @@ from rl_triton_adapters.common.optimizers import fused
 from rl_triton_adapters.common.overrides import find_override, find_replaced, has_hooks
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import describe_update
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_adapters.sb3.base import PACKAGES, replace_methods
 from rl_triton_adapters.sb3.buffers import TritonGAEMixin
 from rl_triton_adapters.sb3.captured import PPOUpdateMixin
 from rl_triton_adapters.sb3.policies import explain_head, list_sizes
 
-try:
+with explained_import(__name__, "sb3-contrib", "2.9"):
     from sb3_contrib import MaskablePPO, RecurrentPPO
     from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer, MaskableRolloutBuffer
     from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
-except ImportError as error:
-    raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
 __all__ = ["TritonMaskableDictRolloutBuffer", "TritonMaskablePPO", "TritonMaskableRolloutBuffer", "TritonRecurrentPPO"]
 

@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
 from rl_triton_adapters.sb3.sac import EntropyMixin
 
-try:
+with explained_import(__name__, "sb3-contrib", "2.9"):
     from sb3_contrib import QRDQN, TQC, CrossQ
     from sb3_contrib.common.torch_layers import BatchRenorm
     from sb3_contrib.common.utils import quantile_huber_loss
-except ImportError as error:
-    raise explain_import(__name__, error, "sb3-contrib", "2.9") from error
 
 __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 

@@ -22,20 +22,18 @@ from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import Described
-from rl_triton_adapters.common.versions import explain_import, explain_version
+from rl_triton_adapters.common.versions import explain_version, explained_import
 from rl_triton_core import compute_gae, normalize_advantages
 
 NEEDED = "2.1"  # up to 2.0, time_limit_bootstrap makes skrl count values after a time limit twice
 
-try:
+with explained_import(__name__, "skrl", NEEDED):
     from skrl.agents.torch.a2c import A2C
     from skrl.agents.torch.ppo import PPO
     from skrl.multi_agents.torch import ippo, mappo
     from skrl.utils.runner.torch import Runner
 
     from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, MAPPOUpdate, PPOUpdate, capture_update
-except ImportError as error:
-    raise explain_import(__name__, error, "skrl", NEEDED) from error
 
 __all__ = [
     "TritonA2C",

@@ -21,15 +21,13 @@ from torch import Tensor
 
 from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
 from rl_triton_adapters.common.switch import with_switch
-from rl_triton_adapters.common.versions import explain_import, explain_version
+from rl_triton_adapters.common.versions import explain_version, explained_import
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
 
-try:
+with explained_import(__name__, "torchrl", "0.14"):
     from torchrl.objectives.utils import ValueEstimators, default_value_kwargs, register_value_estimator
     from torchrl.objectives.value import GAE, TDLambdaEstimator, VTrace, functional
     from torchrl.objectives.value.functional import SHAPE_ERR, _transpose_time
-except ImportError as error:
-    raise explain_import(__name__, error, "torchrl", "0.14") from error
 
 __all__ = [
     "TritonGAE",
@@ -103,7 +101,8 @@ def generalized_advantage_estimate(
         ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
     dtype = _promote_dtypes(gamma, state_value, next_state_value, reward)
-    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated, values=state_value)
+    values = {"values": state_value, "next_values": next_state_value}
+    steps = _build_steps(dtype, gamma, reward, done, terminated, **values)
     advantages, targets = compute_gae(**steps, lambda_=_read_number(lmbda))
     return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
@@ -127,7 +126,7 @@ def td_lambda_return_estimate(
     function. Returns have the dtype that values, rewards, `gamma` and `lmbda` promote to.
     """
     dtype = _promote_dtypes(gamma, lmbda, next_state_value, reward)
-    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated)
+    steps = _build_steps(dtype, gamma, reward, done, terminated, next_values=next_state_value)
     return _restore_layout(compute_lambda_returns(**steps, lambda_=_read_number(lmbda)), reward.shape, dtype)
 
 
@@ -161,7 +160,8 @@ def vtrace_advantage_estimate(
     """
     terminated = done if terminated is None else terminated
     dtype = _promote_dtypes(gamma, log_pi, log_mu, state_value, next_state_value, reward)
-    steps = _build_steps(dtype, gamma, next_state_value, reward, done, terminated, values=state_value)
+    values = {"values": state_value, "next_values": next_state_value}
+    steps = _build_steps(dtype, gamma, reward, done, terminated, **values)
     log_ratios, rho_bar = log_pi.to(dtype) - log_mu, _read_number(rho_thresh)
     result = compute_vtrace(
         **steps,
@@ -178,16 +178,10 @@ def vtrace_advantage_estimate(
 
 
 def _build_steps(
-    dtype: torch.dtype,
-    gamma: float | Tensor,
-    next_state_value: Tensor,
-    reward: Tensor,
-    done: Tensor,
-    terminated: Tensor | None,
-    **values: Tensor,
+    dtype: torch.dtype, gamma: float | Tensor, reward: Tensor, done: Tensor, terminated: Tensor | None, **values: Tensor
 ) -> dict[str, Any]:
     """Lay TorchRL's tensors out as the arguments that every estimator of the core takes."""
-    streams = {"rewards": reward.to(dtype), "next_values": next_state_value, "truncated": done, **values}
+    streams = {"rewards": reward.to(dtype), "truncated": done, **values}
     streams["terminated"] = done if terminated is None else terminated
     if len({x.shape for x in streams.values()}) > 1:
         raise RuntimeError(SHAPE_ERR)

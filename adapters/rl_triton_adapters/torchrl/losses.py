@@ -21,16 +21,14 @@ from torch.distributions import Categorical, Independent, Normal
 from rl_triton_adapters.common.overrides import find_override, find_own, find_replaced
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import find_reason
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core.losses import Gaussian, MultiCategorical, Policy, PPOLoss, get_gradients, ppo_loss
 
-try:
+with explained_import(__name__, "torchrl", "0.14"):
     from tensordict import TensorDict, TensorDictBase
     from tensordict.nn import dispatch
     from torchrl.modules import IndependentNormal, MaskedCategorical, OneHotCategorical
     from torchrl.objectives import ClipPPOLoss
-except ImportError as error:
-    raise explain_import(__name__, error, "torchrl", "0.14") from error
 
 __all__ = ["TritonClipPPOLoss"]
 

@@ -30,17 +30,15 @@ import torch
 import rl_triton_core
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import Deferral, read_numbers
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
 from rl_triton_core.extending import check_number
 from rl_triton_core.losses import grpo_loss, linear_token_log_probs, token_log_probs
 
-try:
+with explained_import(__name__, "verl", "0.7.1"):
     import verl
     from verl.trainer.ppo import core_algos
     from verl.workers.config import ActorConfig
-except ImportError as error:
-    raise explain_import(__name__, error, "verl", "0.7.1") from error
 
 __all__ = [
     "compute_gae_advantage_return",

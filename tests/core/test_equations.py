@@ -1,10 +1,12 @@
 """The compiler of equations: literals, functions of an equation's own, and what the package does not do."""
 
+import numba
 import numpy as np
 import pytest
 import torch
 
 from rl_triton_core._internal.equations.compile import PYTHON, compile_equation
+from rl_triton_core._internal.equations.numba import compile_inner, compile_kernel
 from rl_triton_core.extending import Recurrence, check_layout, exp, minimum, select, solve
 
 
@@ -124,3 +126,20 @@ def test_numbers():
 
     choose = type(choose)(choose.__code__, globals())
     assert compile_equation(choose, PYTHON)(3.0) == pytest.approx(0.1) and compile_equation(choose, PYTHON)(1.0) == 0.5
+
+
+def add_numbers(x, y):
+    return x + y
+
+
+def add_three(x):
+    return add_numbers(add_numbers(x, 1), 2)
+
+
+def test_what_compiled_code_calls_is_compiled_once_and_becomes_machine_code_there_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
+    inner = compile_inner(add_numbers, np.float32, {}, parts=True)
+    outer = compile_kernel(add_three, numba.int64(numba.int64), np.float32, {"add_numbers": inner})
+    (compiled,) = inner.overloads.values()  # not one for each literal
+    assert outer(4) == 7
+    assert not compiled.library._codegen._engine.is_symbol_defined(compiled.fndesc.mangled_name)

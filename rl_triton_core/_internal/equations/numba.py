@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 from collections.abc import Sequence
 from functools import cache, partial
+from types import SimpleNamespace
 from typing import Any
 
 import numba
@@ -13,6 +14,7 @@ import torch
 from llvmlite import ir as llvm
 from numba import types
 from numba.core import ir
+from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
 from numba.core.compiler_machinery import FunctionPass, register_pass
 from numba.core.untyped_passes import IRProcessing
@@ -33,7 +35,7 @@ SCALARS: dict[Any, Any] = {torch.int64: np.int64, torch.float32: np.float32, tor
 
 def compile_and_keep(function: Any, signature: Any = None, **options: Any) -> Any:
     """Compile a function for a signature, or for each that comes, and keep it on disk."""
-    compiled = numba.njit(nogil=True, error_model="numpy", **options)(function)
+    compiled = numba.njit(nogil=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
     compiled._cache = DiskCache(function)
     if signature is None:
         return compiled
@@ -41,12 +43,25 @@ def compile_and_keep(function: Any, signature: Any = None, **options: Any) -> An
     return compiled.overloads[signature.args].entry_point
 
 
-# -- literals ---------------------------------------------------------------------------------------------------------
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+class Part(JITCodeLibrary):  # type: ignore[misc]
+    """Code that other code is linked with: only there it is optimised, and becomes machine code."""
+
+    codegen = SimpleNamespace(set_env=lambda *_: None)  # it has no Python objects
+    _optimize_functions = _optimize_final_module = lambda *_: None
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
 
 
 @cache
-def literals_of(kind: type, wanted: tuple[type, ...] = (int, float)) -> type[CompilerBase]:
-    """Numba's compiler with literals of a type: Python's own would widen the arithmetic. Indices stay as they are."""
+def literals_of(kind: type, wanted: tuple[type, ...] = (int, float), parts: bool = False) -> type[CompilerBase]:
+    """Numba's compiler with literals of a type: Python's own would widen the arithmetic. Indices stay as they are.
+
+    With `parts`, what only compiled code calls is a `Part`.
+    """
 
     @register_pass(mutates_CFG=False, analysis_only=False)
     class TypeLiterals(FunctionPass):  # type: ignore[misc]
@@ -72,6 +87,8 @@ def literals_of(kind: type, wanted: tuple[type, ...] = (int, float)) -> type[Com
 
         def define_pipelines(self) -> list[Any]:
             """List the pipelines to try."""
+            if parts and all(getattr(self.state.flags, name) for name in INNER):
+                self.state.library = Part(self.state.targetctx.codegen(), self.state.func_id.func_qualname)
             passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
             passes.add_pass_after(TypeLiterals, IRProcessing)
             passes.finalize()
@@ -206,10 +223,15 @@ def compile_kernel(
     return compile_and_keep(bound, signature, pipeline_class=literals_of(kind, (float,)), **options)
 
 
-def compile_inner(function: Any, kind: type, names: dict[str, Any], key: Any = (), **options: Any) -> Any:
+def compile_inner(
+    function: Any, kind: type, names: dict[str, Any], key: Any = (), parts: bool = False, **options: Any
+) -> Any:
     """A function that compiled functions call, in which floats have this type."""
-    options = {**INNER, "pipeline_class": literals_of(kind, (float,)), **options}
-    return numba.njit(**options)(bind_code(function, kind, names, key))
+    options = {**INNER, "pipeline_class": literals_of(kind, (float,), parts), **options}
+    compiled: Any = numba.njit(**options)(bind_code(function, kind, names, key))
+    find = compiled.get_call_template
+    compiled.get_call_template = lambda args, kws: find([*map(types.unliteral, args)], kws)  # not for each literal
+    return compiled
 
 
 EXACT = {
@@ -223,20 +245,19 @@ SOURCE = hash_file(__file__)
 
 
 @cache
-def numba_language(kind: type, contracts: bool = False) -> Language:
+def numba_language(kind: type, contracts: bool = False, parts: bool = False) -> Language:
     """Numbers of a type of NumPy's, one at a time; each operation is rounded once, unless it contracts them.
 
     Then a product and a sum may be one operation, and primitives are those of vector instructions.
     """
-    known, options = EXACT, {}
-    if contracts:
-        options = {"forceinline": True, "fastmath": {"contract"}}
+    known = EXACT
+    options: dict[str, Any] = {"forceinline": True, "fastmath": {"contract"}} if contracts else {}
     if contracts and kind is np.float32:
-        compile_primitive = partial(compile_inner, kind=kind, names={}, **options)
+        compile_primitive = partial(compile_inner, kind=kind, names={}, parts=parts, **options)
         exp, log = map(compile_primitive, (exp_in_vectors, log_in_vectors))
         known = known | {primitives.exp: exp, primitives.log: log}
     if kind is not np.int64:
-        options["pipeline_class"] = literals_of(kind)
+        options["pipeline_class"] = literals_of(kind, parts=parts)
 
     def make(function: Any, names: dict[str, Any]) -> Any:
         return compile_inner(function, kind, names, contracts, **options)

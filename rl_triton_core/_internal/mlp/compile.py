@@ -42,17 +42,17 @@ class Loss(NamedTuple):
 @cache
 def compile_helpers(loss: Loss) -> dict[str, Any]:
     """Helpers by name, with a loss's equations in them."""
-    head, language = loss.head, numba_code.numba_language(REAL, contracts=True)
+    head, language = loss.head, numba_code.numba_language(REAL, contracts=True, parts=True)
     needed = equations.combine_terms, equations.compute_terms, equations.exp_remainder, equations.sigmoid
     choices = Choices(head, clipped_value=loss.value_clip_mode)
     names = equations.compile_equations(choices, language, (*needed, primitives.multiply_or_zero))
-    names |= {"exp": language.primitives[primitives.exp], "IS_INDEXED": HEADS[head].indexed}
-    names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian"}
+    names |= {"exp": language.primitives[primitives.exp], "sqrt": language.primitives[primitives.safe_sqrt]}
+    names |= {"IS_BINARY": head == "bernoulli", "IS_GAUSSIAN": head == "gaussian", "IS_INDEXED": HEADS[head].indexed}
     names |= {"HAS_OLD": loss.has_old, "IS_WIDE": loss.is_wide}
     for module in (serial, serial_values):
         for name, function in vars(module).items():
             if isinstance(function, FunctionType) and function.__module__ == module.__name__:
-                options = {"fastmath": FASTMATH, "forceinline": name in INLINED}
+                options: Any = {"fastmath": FASTMATH, "forceinline": name in INLINED, "parts": True}
                 names[name] = numba_code.compile_inner(function, REAL, names, SOURCE, **options)
     return names
 

@@ -65,7 +65,7 @@ IS_INDEXED = IS_BINARY = HAS_OLD = IS_WIDE = IS_GAUSSIAN = False
 """Whether actions are indices, or 0 and 1; whether there are old outputs; whether log σ is in a network's outputs."""
 
 sums = readout = slopes = kl_sums = kl = kl_slopes = unbound
-combine_terms = compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero = unbound
+combine_terms = compute_terms = exp = exp_remainder = sigmoid = multiply_or_zero = sqrt = unbound
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -485,7 +485,7 @@ def step_adam(parameter, setting):
     step, beta = np.float64(load(get(parameter, 0, STEP), 0)), load_double(setting, BETA)
     second_beta = load_double(setting, SECOND_BETA)
     rate = np.float32(load_double(setting, RATE) / (1.0 - beta**step))
-    correction = np.float32(1.0 / math.sqrt(1.0 - second_beta**step))
+    correction = np.float32(1.0 / sqrt(1.0 - second_beta**step))
     decay, kept, eps = load_setting(setting, DECAY), load_setting(setting, KEPT), load_setting(setting, EPS)
     share, second, second_share = np.float32(1.0 - beta), np.float32(second_beta), np.float32(1.0 - second_beta)
     for i in range(size):
@@ -494,7 +494,7 @@ def step_adam(parameter, setting):
         squared = second * load(square, i) + second_share * gradient * gradient
         store(mean, i, first)
         store(square, i, squared)
-        store(p, i, kept * load(p, i) - rate * (first / (math.sqrt(squared) * correction + eps)))
+        store(p, i, kept * load(p, i) - rate * (first / (sqrt(squared) * correction + eps)))
 
 
 def step_rmsprop(parameter, setting):
@@ -510,7 +510,7 @@ def step_rmsprop(parameter, setting):
         if mean:
             add(mean, i, share * (gradient - load(mean, i)))
             squared -= load(mean, i) * load(mean, i)
-        change = gradient / (math.sqrt(squared + eps) if is_inside else math.sqrt(squared) + eps)
+        change = gradient / (sqrt(squared + eps) if is_inside else sqrt(squared) + eps)
         if moved:
             change += momentum * load(moved, i)
             store(moved, i, change)

@@ -243,7 +243,7 @@ def compile_entry(walk: Any, num_addresses: int, num_numbers: int) -> Any:
     """A bound walk as a function that Python calls, with as little as possible between."""
     addresses, numbers = types.UniTuple(types.int64, num_addresses), types.UniTuple(types.float64, num_numbers)
     signature = types.void(*[types.int64] * 5, addresses, numbers)
-    return compile_and_keep(walk, signature, no_cfunc_wrapper=True)
+    return compile_and_keep(walk, signature)
 
 
 def find_types(variant: Variant) -> Arguments:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from overrides import override
 from sb3_callbacks import At
 from stable_baselines3.common.policies import ActorCriticPolicy
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
@@ -87,20 +88,15 @@ class Hiding(FlattenExtractor):
         return super().forward(observations) * torch.tensor([1.0, 0.0, 1.0, 0.0])
 
 
-def double(thing, name):
-    method = getattr(thing, name)
-    setattr(thing, name, lambda *x: 2 * method(*x))
-
-
 REASONS = {
-    "has its own _make_step": lambda model: isinstance(model, TritonPPO) and double(model, "_make_step"),
+    "has its own _make_step": lambda model: isinstance(model, TritonPPO) and override(model, "_make_step"),
     "a module has hooks": lambda model: model.policy.value_net.register_full_backward_hook(lambda *_: None),
     "or optimizer has hooks": lambda model: model.policy.optimizer.register_step_post_hook(lambda *_: None),
     "has further parameters": lambda model: model.policy.register_parameter("own", torch.nn.Parameter(torch.ones(1))),
     "extracts features": lambda model: setattr(model.policy, "features_extractor", torch.nn.Flatten()),
     "Hiding extracts features": lambda model: hide_from(model.policy, "pi_features_extractor"),
     "Hiding extracts": lambda model: hide_from(model.policy, "vf_features_extractor"),
-    "has its own forward_critic": lambda model: double(model.policy.mlp_extractor, "forward_critic"),
+    "has its own forward_critic": lambda model: override(model.policy.mlp_extractor, "forward_critic"),
     "this MlpExtractor has its own forward ": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
     "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
 }

@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("sb3_contrib")
 import sb3_kinds
 import test_sb3_off_policy as off_policy
+from overrides import derive
 from sb3_callbacks import At
 from sb3_kinds import TritonDDPG, TritonDQN, TritonQRDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
@@ -161,6 +162,8 @@ def hook(module):
     return module.register_forward_hook(lambda *_: None)
 
 
+OWN_EXTRACTOR, OWN_FLATTEN = type("Own", (FlattenExtractor,), {}), derive(torch.nn.Flatten, "forward")
+OWN_STEP = derive(TritonDQN, "_step_optimizer")
 ADAM = {"optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"amsgrad": True}}
 REASONS = {
     "Softplus is none": (lambda model: None, {"policy_kwargs": {"activation_fn": torch.nn.Softplus}}),
@@ -172,30 +175,12 @@ REASONS = {
     "this Flatten has its own forward": (lambda model: own_forward(model.q_net_target.features_extractor.flatten), {}),
     "this Linear has its own forward": (lambda model: own_forward(model.q_net_target.q_net[0]), {}),
     "has its own _learn": (lambda model: setattr(model, "_learn", lambda *_: {}), {}),
-    "a OwnExtractor for": (lambda model: setattr(model.q_net.features_extractor, "__class__", OwnExtractor), {}),
-    "module, or has a FlattenExtractor": (lambda model: put_flatten(model.q_net.features_extractor), {}),
-    "OwnStep has its own _step_optimizer": (lambda model: setattr(model, "__class__", OwnStep), {}),
+    "a Own for": (lambda model: setattr(model.q_net.features_extractor, "__class__", OWN_EXTRACTOR), {}),
+    "module, or has a FlattenExtractor": (lambda x: setattr(x.q_net.features_extractor, "flatten", OWN_FLATTEN()), {}),
+    "TritonDQN has its own _step_optimizer": (lambda model: setattr(model, "__class__", OWN_STEP), {}),
     "weights; with more": (lambda model: None, {"policy_kwargs": {"net_arch": [500, 500]}}),
     "Adam with amsgrad": (lambda model: None, {"policy_kwargs": ADAM}),
 }
-
-
-class OwnExtractor(FlattenExtractor):
-    pass
-
-
-class OwnFlatten(torch.nn.Flatten):
-    def forward(self, x):
-        return super().forward(2 * x)
-
-
-def put_flatten(extractor):
-    extractor.flatten = OwnFlatten()
-
-
-class OwnStep(TritonDQN):
-    def _step_optimizer(self, optimizer, loss):
-        super()._step_optimizer(optimizer, 2 * loss)
 
 
 @pytest.mark.parametrize("learns", [False, True])

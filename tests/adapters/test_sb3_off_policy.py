@@ -19,6 +19,7 @@ from gpu_checks import GPU
 pytest.importorskip("sb3_contrib")
 import sb3_kinds
 from gymnasium import spaces
+from overrides import derive
 from process_state import interrupted
 from recorded_graphs import allow_captures
 from sb3_callbacks import At
@@ -346,13 +347,7 @@ def test_checkpoints_are_those_of_the_stock_algorithm(kind, tmp_path):
     assert kind.load(tmp_path / "stock", env=ours.get_env()).enabled is True
 
 
-class OwnAlgorithm(TD3):
-    def train(self, gradient_steps, batch_size=100):
-        super().train(gradient_steps, batch_size)
-
-
-class OursBefore(TritonTD3, OwnAlgorithm):
-    pass
+OWN_TRAIN = derive(TD3, "train")
 
 
 @pytest.mark.parametrize(
@@ -360,14 +355,14 @@ class OursBefore(TritonTD3, OwnAlgorithm):
     [
         (TritonSAC, {"enabled": False}, "switched off"),
         (TritonSAC, {"use_sde": True}, "use_sde"),
-        (OursBefore, {}, "OwnAlgorithm has its own train"),
+        (type("Ours", (TritonTD3, OWN_TRAIN), {}), {}, "TD3 has its own train"),
     ],
 )
 def test_what_is_not_served_is_the_stock_algorithm(kind, options, reason):
     ours = train(kind, 60, **options)
     assert re.match(f"updates are those of the stock algorithm: {reason}", ours.describe())
     options = {name: x for name, x in options.items() if name != "enabled"}
-    stock = train(SAC if kind is TritonSAC else OwnAlgorithm, 60, **options)
+    stock = train(SAC if kind is TritonSAC else OWN_TRAIN, 60, **options)
     for x, y in zip(ours.policy.parameters(), stock.policy.parameters(), strict=True):
         assert torch.equal(x, y)
 
@@ -591,12 +586,12 @@ def test_which_buffers_graphs_gather_from():
     assert form is not minibatches.find_stored(loaded) is not None
 
 
-class Sampling(TritonTD3):
-    def _sample_action(self, *args, **kwargs):
-        return super()._sample_action(*args, **kwargs)
+OWN_SAMPLING = derive(TritonTD3, "_sample_action")
 
 
-@pytest.mark.parametrize("kind, callback", [(TritonTD3, At), (TritonTD3, lambda *args: [At(*args)]), (Sampling, None)])
+@pytest.mark.parametrize(
+    "kind, callback", [(TritonTD3, At), (TritonTD3, lambda *args: [At(*args)]), (OWN_SAMPLING, None)]
+)
 def test_an_update_is_over_where_others_may_write_to_its_buffer(kind, callback, monkeypatch):
     allow_captures(monkeypatch)
     begun, collect, stepped = [], OffPolicyMixin.collect_rollouts, []

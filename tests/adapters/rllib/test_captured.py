@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("ray.rllib")
 
 import updates
+from overrides import derive
 from processes import run_ranks
 from ray.rllib.algorithms.ppo.ppo_catalog import PPOCatalog
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
@@ -384,29 +385,17 @@ class OwnLossOfRay(PPOTorchLearnerWithWeightRegularizerLoss, TritonPPOTorchLearn
     """A loss in front of ours that is in Ray's package, as those of its examples are."""
 
 
-class OwnGradients(TritonPPOTorchLearner):
-    """A learner with a step of its own in a part of the update."""
-
-    def postprocess_gradients(self, gradients_dict):
-        return super().postprocess_gradients(gradients_dict)
-
-
-class OwnUpdate(TritonPPOTorchLearner):
-    """A learner that makes its steps."""
-
-    def _update(self, batch):
-        return super()._update(batch)
-
-
+STEPS = "_update", "postprocess_gradients"
+OWN_UPDATE, OWN_GRADIENTS = ({"learner_class": derive(TritonPPOTorchLearner, name)} for name in STEPS)
 OBSTACLES = {
     "those of RLlib: switched off": {"flags": {"rl_triton_update": False}},
-    "those of RLlib: OwnUpdate has its own _update (": {"learner_class": OwnUpdate},
+    "those of RLlib: TritonPPOTorchLearner has its own _update (": OWN_UPDATE,
     "eager: Own has its own compute_loss_for_module (": {"learner_class": updates.own_loss(TritonPPOTorchLearner)},
     "eager: PPOTorchLearnerWithWeightRegularizerLoss has its own compute_loss_for_module (": {
         "learner_class": OwnLossOfRay,
         "flags": {"regularizer_coeff": 0.1},
     },
-    "eager: OwnGradients has its own postprocess_gradients (": {"learner_class": OwnGradients},
+    "eager: TritonPPOTorchLearner has its own postprocess_gradients (": OWN_GRADIENTS,
     "eager: stateful modules": {"model_config": DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True, max_seq_len=5)},
     "eager: the loss is RLlib's": {"rl_module_spec": RLModuleSpec(module_class=OwnModule)},
 }

@@ -7,8 +7,8 @@ import torch
 
 pytest.importorskip("ray.rllib")
 
+from overrides import derive
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
-from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.examples.rl_modules.classes.action_masking_rlm import ActionMaskingTorchRLModule
@@ -87,24 +87,14 @@ def test_several_policies_have_their_own_minibatches_and_draws():
         assert_same_states(stock, ours, name)
 
 
-class OwnLogs(TritonPPOTorchLearner):
-    """Logs something of every minibatch."""
-
-    def _log_steps_trained_metrics(self, batch):
-        super()._log_steps_trained_metrics(batch)
-
-
-class OwnForward(DefaultPPOTorchRLModule):
-    """Does something else before."""
-
-    def _forward_train(self, batch, **kwargs):
-        return super()._forward_train({**batch, Columns.OBS: 2 * batch[Columns.OBS]}, **kwargs)
-
-
+OWN_LOGS = derive(TritonPPOTorchLearner, "_log_steps_trained_metrics")
+OWN_FORWARD = derive(DefaultPPOTorchRLModule, "_forward_train")
 REASONS = {
-    "OwnLogs has its own _log_steps_trained_metrics (": lambda config: config.learners(learner_class=OwnLogs),
-    "default_policy: OwnForward has its own _forward_train": lambda config: config.rl_module(
-        rl_module_spec=make_agents_config({"a": OwnForward})[1]["a"]
+    "TritonPPOTorchLearner has its own _log_steps_trained_metrics (": lambda config: config.learners(
+        learner_class=OWN_LOGS
+    ),
+    "default_policy: DefaultPPOTorchRLModule has its own _forward_train": lambda config: config.rl_module(
+        rl_module_spec=make_agents_config({"a": OWN_FORWARD})[1]["a"]
     ),
     "default_policy: the loss has no critic": lambda config: config.training(use_critic=False),
     "default_policy: LayerNorm is none": lambda config: config.rl_module(

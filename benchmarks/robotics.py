@@ -13,6 +13,7 @@ import ppo_rsl_rl
 import ppo_skrl
 import torch
 from gpu_envs import ENVIRONMENTS
+from processes import join_group
 from rl_games.torch_runner import Runner
 from rsl_rl.runners import OnPolicyRunner
 from skrl import config as skrl_config
@@ -60,13 +61,6 @@ def time_share(device: str, setting: Setting, rounds: int) -> Times:
 
 
 # --- RSL-RL -----------------------------------------------------------------------------------------------------------
-
-
-def join_group(runner: OnPolicyRunner) -> None:
-    """As the runner does, of a group that is there already."""
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    runner.is_distributed, runner.gpu_world_size, runner.gpu_global_rank = True, size, rank
-    runner.cfg["multi_gpu"] = {"global_rank": rank, "local_rank": rank, "world_size": size}
 
 
 def make_rsl_rl_update(provider: str, setting: Setting, device: str) -> harness.Call:

@@ -156,33 +156,20 @@ TARGETS = [
 TARGETS = [target for target in TARGETS if target.backend in ASKED_FOR]
 
 
-def _why_not(target):
-    if target.backend == "cpu" and importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    if target.backend == "triton" and importlib.util.find_spec("triton") is None:
-        return "triton is not installed"
+def take_target(request):
+    target, needed = request.param, {"cpu": "numba", "triton": "triton"}.get(request.param.backend)
+    if needed and importlib.util.find_spec(needed) is None:
+        pytest.skip(f"{needed} is not installed")
     if target.interpreted and os.environ.get("TRITON_INTERPRET") != "1":
-        return "no CUDA device, and TRITON_INTERPRET=1 is not set"
-    return None
+        pytest.skip("no CUDA device, and TRITON_INTERPRET=1 is not set")
+    return target
 
 
-@pytest.fixture(scope="session", params=TARGETS, ids=lambda target: target.backend)
-def target(request):
-    if reason := _why_not(request.param):
-        pytest.skip(reason)
-    return request.param
-
-
-@pytest.fixture(
-    scope="session",
-    params=[target for target in TARGETS if target.backend != "triton"],
-    ids=lambda target: target.backend,
+WIDE = [target for target in TARGETS if target.backend != "triton"]  # what computes float64 inputs in float64
+target, float64_target = (
+    pytest.fixture(take_target, scope="session", params=targets, ids=lambda target: target.backend)
+    for targets in (TARGETS, WIDE)
 )
-def float64_target(request):
-    """A backend that computes float64 inputs in float64."""
-    if reason := _why_not(request.param):
-        pytest.skip(reason)
-    return request.param
 
 
 @pytest.fixture

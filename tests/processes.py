@@ -73,3 +73,10 @@ def call_in_rank(rank, function, folder, ranks, kind, *arguments):
     torch.save(function(rank, *arguments), f"{folder}/{rank}")
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+def join_group(runner):
+    """As a runner of RSL-RL does, of a group that is there already, and on a CPU too."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    runner.is_distributed, runner.gpu_world_size, runner.gpu_global_rank = True, size, rank
+    runner.cfg["multi_gpu"] = runner.multi_gpu_cfg = {"global_rank": rank, "local_rank": rank, "world_size": size}

@@ -616,12 +616,14 @@ class Counting(torch.nn.ReLU):
 
 
 def test_modes_that_the_user_keeps_are_kept():
+    """A layer with modes of its own is told each time."""
     policy = make_model(TritonTD3).policy
     policy.actor.scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Dropout(0.3)))
-    modes = TrainingModes(policy, ("stable_baselines3", "sb3_contrib"))
+    modes, policy.actor.counting = TrainingModes(policy, ("stable_baselines3", "sb3_contrib")), Counting()
     for mode in (True, False, True):
         modes.set_mode(mode)
-        assert policy.actor.scripted.training == policy.actor.training == mode
+        assert policy.actor.scripted.training == policy.actor.counting.training == policy.actor.training == mode
+    assert policy.actor.counting.calls == 3
     policy.critic.train = lambda mode=True: policy.critic
     modes.set_mode(False)
     assert policy.critic.training and not policy.actor.training
@@ -646,12 +648,3 @@ def test_minibatches_of_a_train_by_hand_are_as_large_as_stock_ones(kind):
             model.train(gradient_steps=1)
         sizes.append([call.args[0] for call in sample.call_args_list])
     assert sizes[0] == sizes[1] != []
-
-
-def test_a_layer_with_modes_of_its_own_is_told_each_time():
-    policy = make_model(TritonTD3).policy
-    modes, policy.actor.counting = TrainingModes(policy, ("stable_baselines3", "sb3_contrib")), Counting()
-    for mode in (True, False, True, False):
-        modes.set_mode(mode)
-        assert policy.actor.counting.training == mode
-    assert policy.actor.counting.calls == 4

@@ -1,6 +1,5 @@
 """Replayed calls give what whole calls give, whatever changes between them."""
 
-import importlib
 import sys
 import threading
 import warnings
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from cases import ESTIMATORS, GAE, RETRACE, Call, random_case, with_form
-from gpu_checks import GPU
 from process_state import run_in_threads
 from processes import run_python
 
@@ -59,21 +57,13 @@ def count_calls(topic, monkeypatch):
     return calls
 
 
-@pytest.fixture(params=["cpu", GPU])
-def device(request):
-    """Of the tensors, of whose backend the launches are repeated."""
-    if request.param == "cpu":
-        pytest.importorskip("numba")
-    return request.param
-
-
 @pytest.fixture
 def normal_calls(device, monkeypatch):
     """A list to which every call that takes the normal path adds one."""
     fast_path.forget_plans()
     if device == "cuda":
         return count_calls("scan", monkeypatch)
-    cpu = importlib.import_module("rl_triton_core._internal.scan.cpu")
+    cpu = pytest.importorskip("rl_triton_core._internal.scan.cpu")
     walks, prepare = [], cpu.prepare_walk
     monkeypatch.setattr(cpu, "prepare_walk", lambda *given: (walks.append(1), prepare(*given))[1])
     return walks

@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 import pytest
 import torch
 from gpu_checks import GPU
-from torch import distributed
 from torch.distributions import Normal
 
 pytest.importorskip("rsl_rl")
@@ -18,6 +17,7 @@ import ppo_rsl_rl
 from overrides import derive, list_methods
 from ppo_rsl_rl import TensorEnv, evaluate_agent, main, parse_arguments, train_agent
 from process_state import interrupt
+from processes import join_group
 from recorded_graphs import allow_captures
 from rsl_rl.algorithms import PPO
 from rsl_rl.runners import OnPolicyRunner
@@ -424,13 +424,6 @@ if "grad_reduce_bucket_mb" in signature(PPO).parameters:
 OWN = ["losses"]
 if IS_OLDER or "is_initialized" not in EmpiricalNormalization.update.__code__.co_names:  # up to RSL-RL 5.4
     OWN += ["normalizer._"]
-
-
-def join_group(runner):
-    """As the runner does, of a group that is there already, and on a CPU too."""
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    runner.is_distributed, runner.gpu_world_size, runner.gpu_global_rank = True, size, rank
-    runner.cfg["multi_gpu"] = runner.multi_gpu_cfg = {"global_rank": rank, "local_rank": rank, "world_size": size}
 
 
 def train_in_rank(rank, device, arm, _):

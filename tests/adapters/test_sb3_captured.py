@@ -18,6 +18,7 @@ pytest.importorskip("sb3_contrib")
 import sb3_kinds
 from compilations import count_compilations
 from gymnasium import spaces
+from overrides import derive, override
 from recorded_graphs import allow_captures
 from sb3_callbacks import At
 from sb3_contrib.common.maskable.buffers import MaskableRolloutBuffer
@@ -365,22 +366,16 @@ def test_copies_and_pickles_hide_how_the_optimizer_steps():
         assert not group.get("fused") and not group["foreach"]
 
 
-class OwnMinibatches(RolloutBuffer):
-    def _get_samples(self, batch_inds, env=None):
-        samples = super()._get_samples(batch_inds, env)
-        return samples._replace(advantages=samples.advantages.abs())
-
-
-def double_values(model):
-    """Let its policy evaluate actions by a method of its own."""
-    plain = model.policy.evaluate_actions
-    model.policy.evaluate_actions = lambda *x, **masks: (2 * (found := plain(*x, **masks))[0], *found[1:])
-
-
 STOCK_STEPS = {
     "switched off": ({}, lambda model: setattr(model, "enabled", False)),
-    "OwnMinibatches has its own _get_samples": ({"rollout_buffer_class": OwnMinibatches}, lambda model: None),
-    "this MaskableActorCriticPolicy has its own evaluate_actions": ({}, double_values),
+    "RolloutBuffer has its own _get_samples": (
+        {"rollout_buffer_class": derive(RolloutBuffer, "_get_samples")},
+        lambda model: None,
+    ),
+    "this MaskableActorCriticPolicy has its own evaluate_actions": (
+        {},
+        lambda model: override(model.policy, "evaluate_actions"),
+    ),
 }
 TASKS_OF_STOCK = [(task, reason) for task in ("pendulum", "a2c_pendulum") for reason in [*STOCK_STEPS][:2]]
 

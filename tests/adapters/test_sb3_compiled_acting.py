@@ -5,6 +5,7 @@ import pytest
 import torch
 
 pytest.importorskip("sb3_contrib")
+from overrides import override
 from sb3_callbacks import At
 from test_sb3_captured import compare, make_model, make_models
 
@@ -110,29 +111,13 @@ def halve(module, inputs, output):
     return 0.5 * output
 
 
-def double_values(method):
-    return lambda *args, **kwargs: 2 * method(*args, **kwargs)
-
-
-def keep_twice(forward):
-    def act(*args, **kwargs):
-        actions, values, log_probs = forward(*args, **kwargs)
-        return actions, 2 * values, log_probs
-
-    return act
-
-
-def replace(owner, name, wrap):
-    setattr(owner, name, wrap(getattr(owner, name)))
-
-
 CHANGES = {
     "a hook": lambda policy: policy.value_net.register_forward_hook(halve),
     "a hook of the policy": lambda policy: policy.register_forward_hook(lambda *x: (x[2][0], 2 * x[2][1], x[2][2])),
     "a hook of the extractor": lambda policy: policy.features_extractor.register_forward_hook(halve),
-    "forward": lambda policy: replace(policy, "forward", keep_twice),
-    "predict_values": lambda policy: replace(policy, "predict_values", double_values),
-    "extract_features": lambda policy: replace(policy, "extract_features", double_values),
+    "forward": lambda policy: override(policy, "forward"),
+    "predict_values": lambda policy: override(policy, "predict_values"),
+    "extract_features": lambda policy: override(policy, "extract_features"),
     "an activation": lambda policy: setattr(
         policy.mlp_extractor,
         "policy_net",

@@ -319,22 +319,11 @@ def test_modules_elsewhere_do_not_count(device, monkeypatch):
     assert {x.device.type for x in training.step.tensors()} == {device}
 
 
-class Scale(nn.Module):
-    """Multiplies by a number."""
-
-    def __init__(self, device):
-        super().__init__()
-        self.scale = 1.0
-        self.register_buffer("place", torch.zeros(1, device=device))
-
-    def forward(self, x):
-        return x * self.scale
-
-
 def test_guards_are_held_for_a_block(device, monkeypatch):
     """Inside, numbers are looked at once for each form of the inputs; after it, always, whatever has ended it."""
     allow_captures(monkeypatch, device)
-    part, one, two = Scale(device), torch.ones(1, device=device), torch.ones(2, device=device)
+    part, one, two = Scaled(), torch.ones(1, device=device), torch.ones(2, device=device)
+    part.register_buffer("place", torch.zeros(1, device=device))
     step = CapturedStep(part, modules=[part])
 
     def read(x, scale):

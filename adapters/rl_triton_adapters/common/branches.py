@@ -25,14 +25,7 @@ def is_capturing() -> bool:
 class Fork:
     """A place from which branches of a graph go out. Where no graph is captured, they are parts of the program.
 
-        fork = Fork()
-        with fork.branch("actor"):
-            actions = actor(observations)
-        with fork.branch("critic"):
-            values = critic(observations)
-        fork.join(actions, values)
-
-    Backward passes follow the branches of what they differentiate.
+    SAC's step, `EntropyMixin._learn`, has some. Backward passes follow the branches of what they differentiate.
     """
 
     def __init__(self, is_serial: bool = False) -> None:
@@ -80,15 +73,10 @@ class Writes:
         if is_capturing():
             yield
             return
-        before = [(x, x._version, x.clone()) for x in list_buffers(modules)]
+        before = [(x, x._version, x.clone()) for module in modules for x in module.buffers()]
         yield
-        pairs = zip(list_buffers(modules), before, strict=True)
+        pairs = zip((x for module in modules for x in module.buffers()), before, strict=True)
         self.are_there = any(x is not y or x._version != seen or not x.equal(copy) for x, (y, seen, copy) in pairs)
-
-
-def list_buffers(modules: list[nn.Module]) -> list[Tensor]:
-    """All buffers of some modules."""
-    return [x for module in modules for x in module.buffers()]
 
 
 class Siblings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakSet
 
@@ -49,14 +49,11 @@ def release_optimizer(optimizer: Optimizer) -> None:
 @contextmanager
 def fused(optimizers: Iterable[Optimizer]) -> Iterator[None]:
     """Inside, optimizers step as `fuse_optimizer` says; after it as before, whatever comes out."""
-    known = [*optimizers]
-    try:
-        for optimizer in known:
+    with ExitStack() as stack:
+        for optimizer in optimizers:
+            stack.callback(release_optimizer, optimizer)
             fuse_optimizer(optimizer)
         yield
-    finally:
-        for optimizer in known:
-            release_optimizer(optimizer)
 
 
 def is_fused(optimizer: Optimizer) -> bool:

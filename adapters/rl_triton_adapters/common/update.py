@@ -1,14 +1,6 @@
 """An update of a framework's algorithm: captured in CUDA graphs, eager, or the framework's own.
 
-An adapter has one, and says in each update what it is of and what prevents it:
-
-    self.captured_update = CapturedUpdate(self.update_minibatch)  # one gradient step: indices in, statistics out
-    ...
-    step = self.captured_update.find_step([policy], [optimizer], stock=find_reason({"no loss of ours": is_custom}))
-    if self.captured_update.stock:
-        return super().update()
-    self.captured_update.keep_settings([self.normalizes, *find_pointers(rollout)])
-    statistics = self.captured_update.run(permutation.split(size), self.clip_range)
+An adapter has one, and says in each update what it is of and what prevents it, as tests/adapters/toyrl_adapter does.
 """
 
 from __future__ import annotations

@@ -6,9 +6,7 @@ One call turns them on, before the algorithm is built, and one flag off again:
     config.learners(learner_config_dict={"rl_triton": False})
 
 Dicts, Ray Tune and YAML have the names "TritonPPO", "TritonIMPALA" and "TritonAPPO", see `config`.
-For PPO a piece of the learner's connector pipeline is replaced while the pipeline runs; for IMPALA and APPO the
-function `vtrace_torch`, in the learner's loss and nowhere else. An update takes less time than RLlib's, see `Update`.
-Tensors stay where they are. All else is RLlib's own.
+An update takes less time than RLlib's, see `Update`. Tensors stay where they are. All else is RLlib's own.
 A learner compiles what it needs when it is built, logs one line that says what it computes with, and says in the metric
 "rl_triton" of every update whether its advantages or V-Trace were ours.
 """

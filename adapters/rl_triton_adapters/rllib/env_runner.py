@@ -121,22 +121,16 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     # -- what connectors do --------------------------------------------------------------------------------------------
 
-    def _is_ours(self, ours: Callable[[Any], Any]) -> bool:
-        """Whether one of ours is called: it has agreed with RLlib's, and no callback has changed anything since."""
-        if not self.reason and self._pieces != self._known:
-            self.reason = "connectors have changed while a sample was made"
-        return not self.reason and ours not in self._untried
-
     def _observe(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
         """What a module takes, and what RLlib logs and keeps of it."""
-        episodes = given["episodes"]
-        if not self._is_ours(self.observe):
-            return self._try(self.observe, stock, given, episodes)
-        length = sum(map(len, episodes))
-        for name in (ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT):
-            self.metrics.log_value(name, length)
-        given["shared_data"]["memorized_map_structure"] = [x.id_ for x in episodes]
-        return self.observe(episodes)
+        episodes, is_tried = given["episodes"], self.observe not in self._untried
+        results = self._call(self.observe, stock, given, episodes)
+        if is_tried and not self.reason:
+            length = sum(map(len, episodes))
+            for name in (ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT):
+                self.metrics.log_value(name, length)
+            given["shared_data"]["memorized_map_structure"] = [x.id_ for x in episodes]
+        return results
 
     def observe(self, episodes: list[Any]) -> dict[str, Tensor]:
         """What a module takes: the last observations of episodes, [num_envs, ...]."""
@@ -149,9 +143,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         is_known = len(given["batch"]) == 1 and self._find_kind(self._explores) is self._kind
         if not (is_known and isinstance(inputs, Tensor) and math.isfinite(inputs.sum())):
             return stock(**given)
-        if not self._is_ours(self.choose_actions):
-            return self._try(self.choose_actions, stock, given, inputs)
-        return self.choose_actions(inputs)
+        return self._call(self.choose_actions, stock, given, inputs)
 
     def choose_actions(self, inputs: Tensor) -> dict[str, Any]:
         """Actions [num_envs, ...] and rows of what belongs to each, drawn as torch.distributions draws them."""
@@ -173,8 +165,15 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             results[Columns.ACTIONS_FOR_ENV] = change(results[Columns.ACTIONS].copy(), piece._action_space_struct)
         return results | {name: [*results[name]] for name in columns[1:]}
 
-    def _try(self, ours: Callable[[Any], Any], stock: Callable[..., Any], given: Any, taken: Any) -> Any:
-        """What RLlib's connectors return; whether ours return the same, from the same random numbers, counts later."""
+    def _call(self, ours: Callable[[Any], Any], stock: Callable[..., Any], given: Any, taken: Any) -> Any:
+        """What one of ours returns, if it has agreed with RLlib's connectors, and no callback has changed any since.
+
+        Else what those return; whether ours return the same, from the same random numbers, counts later.
+        """
+        if not self.reason and self._pieces != self._known:
+            self.reason = "connectors have changed while a sample was made"
+        if not self.reason and ours not in self._untried:
+            return ours(taken)
         before, results, drawn = torch.get_rng_state(), stock(**given), torch.get_rng_state()
         if not self.reason:
             self._untried.discard(ours)

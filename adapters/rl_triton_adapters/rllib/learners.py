@@ -59,17 +59,13 @@ class TritonLearner(TorchLearner):
 
     has_varying_batches: ClassVar[bool] = False
     """Whether batches have as many slots as their episodes make them, so that each learner has shapes of its own."""
-    max_graphs: ClassVar[int] = 32
-    """How many shapes of batches have a graph."""
-    has_fused_loss: ClassVar[bool] = False
-    """Whether losses are computed in one pass over the minibatch."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self._flags = flags = read_flags(self.config.learner_config_dict)
         self.uses_triton = self._is_described = self._used_estimator = False
         is_wanted = flags.rl_triton and flags.rl_triton_update
-        loss = FusedLoss(self, flags.rl_triton_backend) if is_wanted and self.has_fused_loss else None
+        loss = FusedLoss(self, flags.rl_triton_backend) if is_wanted and isinstance(self, PPOTorchLearner) else None
         self.triton_update = Update(self, is_wanted, loss)
 
     def build(self) -> None:
@@ -170,8 +166,6 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
     while the pipeline runs. Derive from it to have a learner of your own. Its flags are entries of
     `learner_config_dict`, see `enable_triton`.
     """
-
-    has_fused_loss = True
 
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """RLlib's update."""

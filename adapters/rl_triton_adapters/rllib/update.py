@@ -50,7 +50,7 @@ class Update:
 
     def __init__(self, learner: Any, is_wanted: bool, loss: FusedLoss | None) -> None:
         self.learner, self.is_wanted, self.loss = learner, is_wanted, loss
-        self.captured = CapturedUpdate(self.make_captured_step, max_graphs=learner.max_graphs)
+        self.captured = CapturedUpdate(self.make_captured_step, max_graphs=32)  # of shapes of batches
         self.num_not_finite = torch.zeros(())
         self.last_batch: dict[str, Any] = {}
         self.is_stock_apply = self.logs_every_batch = False

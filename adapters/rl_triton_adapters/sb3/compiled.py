@@ -71,25 +71,20 @@ def find_unknown(modules: list[nn.Module], head: str | None) -> str:
     if head is None:
         return explain_head(policy)
     networks = getattr(policy, "mlp_extractor", nn.Identity())
-    owned = [x for part in (networks, policy.action_net, policy.value_net) for x in list_modules(part)]
-    known = {id(x) for x in list_own_parameters(owned)} | {id(policy.log_std) if head == "gaussian" else 0}
-    parameters = {id(x): x for x in list_own_parameters(modules)}
-    is_stale = any(x.grad is not None and not x.requires_grad for x in parameters.values())
+    known = [x for part in (networks, policy.action_net, policy.value_net) for x in part.parameters()]
+    known += [policy.log_std] if head == "gaussian" else []
+    parameters = [*policy.parameters()]
+    is_stale = any(x.grad is not None and not x.requires_grad for x in parameters)
     reason = find_reason(
         {
             f"{name} has no MlpExtractor of Stable-Baselines3": type(networks) is not MlpExtractor,
             f"{extracting} extracts features": extracting,
-            f"{name} has further parameters": not known.issuperset(parameters),
+            f"{name} has further parameters": not {*map(id, known)}.issuperset(map(id, parameters)),
             "a frozen parameter has a gradient": is_stale,
             "a module has hooks": any(map(has_hooks, modules)),
         }
     )
     return reason or find_own(modules, [type(policy).extract_features, MlpExtractor.forward], PACKAGES)
-
-
-def list_own_parameters(modules: list[nn.Module]) -> list[Any]:
-    """The parameters of modules, without those of modules in them."""
-    return [x for module in modules for x in module._parameters.values() if x is not None]
 
 
 def is_flat(extractor: nn.Module) -> bool:

@@ -64,10 +64,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
 class TritonRecurrentPPO(RecurrentPPO):
     """`RecurrentPPO` that calls the LSTM once for all steps of a minibatch, where `RecurrentPPO` calls it for each.
 
-    Parameters are those of `RecurrentPPO` up to rounding. With `enabled=False` it is `RecurrentPPO`.
-
-    Raises:
-        TypeError: `enabled` is no bool.
+    Parameters are those of `RecurrentPPO` up to rounding. Arguments are, too, and `enabled` as of `TritonPPO`.
     """
 
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:

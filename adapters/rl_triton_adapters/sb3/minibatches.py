@@ -106,7 +106,8 @@ def draw_minibatches(algorithm: Any, count: int, size: int) -> Iterator[tuple[Fo
         yield stored, list(rows.to(algorithm.device, non_blocking=True))
     elif find_own([buffer, env], list_stock(type(buffer), "sample", PACKAGES), PACKAGES):
         for _ in range(count):
-            yield None, [pick_inputs(buffer.sample(size, env=env))]
+            samples = buffer.sample(size, env=env)  # which may have more than what the stock algorithms read
+            yield None, [samples if all(map(is_input, pytree.tree_leaves(samples))) else keep_fields(samples)]
     else:
         for samples, part in draw_samples(algorithm, count, size):
             yield pack_minibatches(samples, part, algorithm.device)
@@ -131,11 +132,6 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
 def join(*parts: Any) -> Any:
     """An array of tensors, one behind the other; what is no tensor is the first one's."""
     return torch.cat(parts).numpy() if isinstance(parts[0], Tensor) else parts[0]
-
-
-def pick_inputs(samples: Any) -> Any:
-    """A minibatch as a graph can take it: of one that has more to it, what the stock algorithms read."""
-    return samples if all(map(is_input, pytree.tree_leaves(samples))) else keep_fields(samples)
 
 
 def keep_fields(samples: Any) -> ReplayBufferSamples:

@@ -1,9 +1,7 @@
 """Stable-Baselines3: what off-policy algorithms that take less time have in common.
 
-A new one derives from `OffPolicyMixin` and the stock algorithm, and says what one gradient step is:
-
-    class TritonDQN(OffPolicyMixin, DQN):
-        def _learn(self, batch): ...  # one gradient step: what is logged, by its name
+A new one derives from `OffPolicyMixin` and the stock algorithm, and says what one gradient step is, as `TritonDQN` does
+in `_learn`, and by their names what is logged of it.
 """
 
 from collections.abc import Iterable

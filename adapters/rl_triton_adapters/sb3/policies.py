@@ -168,16 +168,12 @@ def compute_loss(
     inputs, values = apply_networks(policy, observations)
     if masks is not None:
         inputs = inputs + torch.where(masks, 0.0, MASKED_LOGIT)  # NaN stays
-    if head == "bernoulli":  # NaN where an action is neither 0 nor 1
-        inputs = inputs.where((actions == 0) | (actions == 1), nan)
-    known = describe_policy(policy, head, inputs)
-    actions = actions.long() if isinstance(known, MultiCategorical) else actions
-    return ppo_loss(known, actions, values=values.flatten(), **rest)
-
-
-def describe_policy(policy: Any, head: str, inputs: Tensor) -> Policy:
-    """What a policy whose distribution is one of `HEADS` is to the loss, from the distribution's inputs."""
     if head == "gaussian":
         is_plain = policy.log_std.shape == inputs.shape[1:]
-        return Gaussian(inputs, policy.log_std if is_plain else policy.log_std.expand(1, inputs.shape[1])[0])
-    return Bernoulli(inputs) if head == "bernoulli" else MultiCategorical(inputs, list_sizes(policy.action_dist))
+        log_std = policy.log_std if is_plain else policy.log_std.expand(1, inputs.shape[1])[0]
+        known: Policy = Gaussian(inputs, log_std)
+    elif head == "bernoulli":  # NaN where an action is neither 0 nor 1
+        known = Bernoulli(inputs.where((actions == 0) | (actions == 1), nan))
+    else:
+        known, actions = MultiCategorical(inputs, list_sizes(policy.action_dist)), actions.long()
+    return ppo_loss(known, actions, values=values.flatten(), **rest)

@@ -33,7 +33,7 @@ with explained_import(__name__, "skrl", NEEDED):
     from skrl.multi_agents.torch import ippo, mappo
     from skrl.utils.runner.torch import Runner
 
-    from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, MAPPOUpdate, PPOUpdate, capture_update
+    from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, PPOUpdate, capture_update
 
 __all__ = [
     "TritonA2C",
@@ -108,7 +108,8 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": compute})
 
 
-CAPTURED = {x.of_skrl: x for x in (PPOUpdate, A2CUpdate, IPPOUpdate, MAPPOUpdate)}  # updates of skrl
+KINDS = {PPO: PPOUpdate, A2C: A2CUpdate, ippo.IPPO: IPPOUpdate, mappo.MAPPO: IPPOUpdate}
+CAPTURED = {getattr(x, "update", None): kind for x, kind in KINDS.items()}  # updates of skrl
 
 
 class MadeAgentMixin(CopiedMethodsMixin):
@@ -127,14 +128,16 @@ def create_agent(agent_class: type) -> Any:
 @cache
 def derive_class(agent_class: type) -> Any:
     """As `make_triton_class`, of an agent that computes advantages."""
-    update, name = getattr(agent_class, "update", None), agent_class.__name__
+    update: Any = getattr(agent_class, "update", None)
+    name = agent_class.__name__
     kind, replaced = CAPTURED.get(update), replace_gae(update)
     document = f"`{name}` of skrl with the advantages of `rl_triton_core`{' and a captured update' if kind else ''}."
     attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
     make_updates: Any = partial(AgentUpdates, kind) if issubclass(kind, IPPOUpdate) else kind
-    attributes |= {"_rl_triton": cached_property(make_updates), "update": with_check(capture_update(replaced))}
+    attributes |= {"_rl_triton": cached_property(make_updates), "_rl_triton_stock": staticmethod(update)}
+    attributes["update"] = with_check(capture_update(replaced))
     return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 
 
@@ -161,10 +164,7 @@ def make_triton_class(agent_class: type) -> type:
     return derive_class(agent_class)  # type: ignore[no-any-return]
 
 
-TritonPPO = derive_class(PPO)
-TritonA2C = derive_class(A2C)
-TritonIPPO = derive_class(ippo.IPPO)
-TritonMAPPO = derive_class(mappo.MAPPO)
+TritonPPO, TritonA2C, TritonIPPO, TritonMAPPO = map(derive_class, KINDS)
 
 
 class TritonRunner(Runner):

@@ -11,10 +11,7 @@ from typing import Any
 
 import torch
 from skrl import config
-from skrl.agents.torch.a2c import A2C
-from skrl.agents.torch.ppo import PPO
 from skrl.memories.torch import RandomMemory
-from skrl.multi_agents.torch import ippo, mappo
 from skrl.resources.preprocessors.torch import RunningStandardScaler
 from skrl.resources.schedulers.torch import KLAdaptiveLR
 from torch import Tensor, distributed, nn
@@ -43,7 +40,7 @@ def capture_update(stock: Callable[..., None]) -> Callable[..., None]:
         if steps.stock:
             steps.warn_of_stock(type(self).__name__, "skrl")
             current = self._rl_triton_class.update
-            (stock if current is type(steps).of_skrl else current)(self, **given)
+            (stock if current is self._rl_triton_stock else current)(self, **given)
         else:
             steps.complete_rollout(stock.__globals__["compute_gae"])
             steps.make_steps()
@@ -59,7 +56,6 @@ class PPOUpdate(CapturedUpdate):
     """
 
     whose = "those of skrl"
-    of_skrl: Any = getattr(PPO, "update", None)
 
     def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
@@ -83,7 +79,7 @@ class PPOUpdate(CapturedUpdate):
         if memory is None:
             return "the agent has no memory to learn from"
         known = [x == agent._empty_preprocessor or type(x) is RunningStandardScaler for x in preprocessors]
-        device, update = next(agent.policy.parameters()).device, [type(self).of_skrl]
+        device, update = next(agent.policy.parameters()).device, [agent._rl_triton_stock]
         reasons = {
             "with kl_threshold, one of several processes stops alone": config.torch.is_distributed and self.stops_early,
             "a preprocessor is not skrl's": not all(known),
@@ -143,7 +139,7 @@ class PPOUpdate(CapturedUpdate):
         if hasattr(cfg, "ratio_clip"):
             numbers |= {"lowest_ratio": 1.0 - cfg.ratio_clip, "highest_ratio": 1.0 + cfg.ratio_clip}
         signs = [(not x, (x or 0) > 0) for x in numbers.values()]
-        called = reach([type(self).of_skrl], chain(*map(list_modules, self.step.modules)), PACKAGES)
+        called = reach([agent._rl_triton_stock], chain(*map(list_modules, self.step.modules)), PACKAGES)
         self.keep_settings([signs, self.found, called, agent.scaler, find_pointers(self.samples)])
         return numbers
 
@@ -262,8 +258,6 @@ class PPOUpdate(CapturedUpdate):
 class A2CUpdate(PPOUpdate):
     """As `PPOUpdate`, for A2C."""
 
-    of_skrl = getattr(A2C, "update", None)
-
     def compute_losses(self, log_probs: Tensor, inputs: Any, batch: Any, numbers: Any) -> tuple[Tensor, Tensor]:
         """The losses of policy and value."""
         policy_loss = -(batch["advantages"] * log_probs).mean()
@@ -290,21 +284,13 @@ class OneOfAgents:
 
 
 class IPPOUpdate(PPOUpdate):
-    """As `PPOUpdate`, for one of the agents of IPPO."""
-
-    of_skrl = getattr(ippo.IPPO, "update", None)
+    """As `PPOUpdate`, for one of the agents of IPPO or MAPPO."""
 
     def prepare(self) -> None:
         """Find out how the steps of the moment are made, with this agent's settings."""
         self.agent.cfg = cfg = copy.copy(self.agent.agents.cfg)
         vars(cfg).update({name: x.get(self.agent.uid, x) for name, x in vars(cfg).items() if isinstance(x, dict)})
         super().prepare()
-
-
-class MAPPOUpdate(IPPOUpdate):
-    """As `IPPOUpdate`, for MAPPO."""
-
-    of_skrl = getattr(mappo.MAPPO, "update", None)
 
 
 class AgentUpdates(dict[str, PPOUpdate]):

@@ -24,19 +24,8 @@ from rl_triton_core.losses import Gaussian, MultiCategorical, Policy, PPOLoss, p
 
 DISTRIBUTIONS = TorchDiagGaussian, TorchCategorical, TorchMultiCategorical
 """Of actions, whose loss is computed in one pass."""
-
-
-class Head(NamedTuple):
-    """A distribution of actions whose loss is computed in one pass."""
-
-    nvec: tuple[int, ...] = ()
-    """Numbers of actions of each categorical distribution; none for a Gaussian."""
-
-    def describe_policy(self, inputs: Tensor, old_inputs: Tensor | None) -> Policy:
-        """What the distribution is to the loss, from its inputs, and perhaps from those of the old policy."""
-        if self.nvec:
-            return MultiCategorical(inputs, self.nvec, old_inputs)
-        return Gaussian(*inputs.chunk(2, dim=-1), *(() if old_inputs is None else old_inputs.chunk(2, dim=-1)))
+Head = tuple[int, ...]
+"""Numbers of actions of each categorical distribution whose loss is computed in one pass; none for a Gaussian."""
 
 
 class LossParts(NamedTuple):
@@ -95,9 +84,14 @@ class FusedLoss:
             old_inputs, kl_coef = batch[Columns.ACTION_DIST_INPUTS], self.learner.curr_kl_coeffs_per_module[module_id]
         entropy_coef = self.learner.entropy_coeff_schedulers_per_module[module_id].get_current_value()
         actions = batch[Columns.ACTIONS]
-        actions = actions.long() if head.nvec else actions if actions.is_floating_point() else actions.to(inputs.dtype)
+        if head:
+            policy: Policy = MultiCategorical(inputs, head, old_inputs)
+            actions = actions.long()
+        else:
+            policy = Gaussian(*inputs.chunk(2, dim=-1), *(() if old_inputs is None else old_inputs.chunk(2, dim=-1)))
+            actions = actions if actions.is_floating_point() else actions.to(inputs.dtype)
         loss = ppo_loss(
-            head.describe_policy(inputs, old_inputs),
+            policy,
             actions,
             batch[Columns.ACTION_LOGP],
             batch[Postprocessing.ADVANTAGES],
@@ -130,12 +124,12 @@ def describe_head(module: Any) -> Head | None:
     """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
     space, kinds = module.action_space, set(find_distributions(module))
     if isinstance(space, Box) and len(space.shape) == 1 and kinds == {TorchDiagGaussian}:
-        return Head()
+        return ()
     if isinstance(space, Discrete) and kinds == {TorchCategorical}:
-        return Head((int(space.n),))
+        return (int(space.n),)
     if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and kinds:
         sizes = tuple(space.nvec.tolist())
-        return Head(sizes) if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
+        return sizes if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
     return None
 
 

@@ -44,7 +44,7 @@ def vtrace(
     for name, x in {**per_step, "behaviour_action_log_probs": behaviour_action_log_probs}.items():
         if x.shape != rewards.shape:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(rewards.shape)}, that of rewards")
-    targets, advantages = compute_vtrace(
+    return compute_vtrace(
         rewards,
         values,
         target_log_probs=target_action_log_probs,
@@ -56,7 +56,6 @@ def vtrace(
         time_dim=0,
         backend=backend,
     )
-    return targets, advantages
 
 
 def convert_clip(threshold: float | Tensor | None) -> float:

@@ -109,14 +109,12 @@ class TritonCrossQ(EntropyMixin, CrossQ):
         critic_loss = self._evaluate_critic(current.T[..., None], targets)
         self._step_optimizer(self.critic.optimizer, critic_loss)
         statistics = {"ent_coef": ent_coef.reshape(()), "critic_loss": critic_loss.detach()}
-        return statistics | self._update_policy(batch, ent_coef, is_actor_warm) if updates_actor else statistics
-
-    def _update_policy(self, batch: Any, ent_coef: Tensor, is_warm: tuple[bool, ...]) -> dict[str, Tensor]:
-        """Learn the policy and the entropy coefficient."""
-        with learn_statistics(self.actor, is_warm):
+        if not updates_actor:
+            return statistics
+        with learn_statistics(self.actor, is_actor_warm):
             actions, log_probs = self.actor.action_log_prob(batch.observations)
         log_probs = log_probs.reshape(-1, 1)
-        statistics = self._update_entropy_coefficient(log_probs)
+        statistics |= self._update_entropy_coefficient(log_probs)
         return statistics | self._update_actor(self._evaluate_actions(batch, actions), log_probs, ent_coef)
 
 

@@ -12,7 +12,7 @@ MAPPO, the same operations in a CUDA graph of a minibatch: nothing of skrl is pa
 # mypy: allow-subclassing-any, allow-untyped-calls
 
 import sys
-from functools import cache, cached_property, partial, wraps
+from functools import cache, cached_property, wraps
 from inspect import signature
 from typing import Any
 
@@ -33,7 +33,7 @@ with explained_import(__name__, "skrl", NEEDED):
     from skrl.multi_agents.torch import ippo, mappo
     from skrl.utils.runner.torch import Runner
 
-    from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, IPPOUpdate, PPOUpdate, capture_update
+    from rl_triton_adapters.skrl.step import A2CUpdate, AgentUpdates, PPOUpdate, capture_update
 
 __all__ = [
     "TritonA2C",
@@ -108,7 +108,7 @@ def replace_gae(update: Any) -> Any:
     return copy_function(update, {"compute_gae": compute})
 
 
-KINDS = {PPO: PPOUpdate, A2C: A2CUpdate, ippo.IPPO: IPPOUpdate, mappo.MAPPO: IPPOUpdate}
+KINDS: dict[Any, Any] = {PPO: PPOUpdate, A2C: A2CUpdate, ippo.IPPO: AgentUpdates, mappo.MAPPO: AgentUpdates}
 CAPTURED = {getattr(x, "update", None): kind for x, kind in KINDS.items()}  # updates of skrl
 
 
@@ -135,8 +135,7 @@ def derive_class(agent_class: type) -> Any:
     attributes = {"__doc__": document, "__module__": __name__, "_rl_triton_class": agent_class, "update": replaced}
     if kind is None:
         return type(f"Triton{name}", (agent_class, MadeAgentMixin), attributes)
-    make_updates: Any = partial(AgentUpdates, kind) if issubclass(kind, IPPOUpdate) else kind
-    attributes |= {"_rl_triton": cached_property(make_updates), "_rl_triton_stock": staticmethod(update)}
+    attributes |= {"_rl_triton": cached_property(kind), "_rl_triton_stock": staticmethod(update)}
     attributes["update"] = with_check(capture_update(replaced))
     return type(f"Triton{name}", (agent_class, MadeAgentMixin, Described), attributes)
 

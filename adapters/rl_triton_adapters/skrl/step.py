@@ -296,8 +296,8 @@ class IPPOUpdate(PPOUpdate):
 class AgentUpdates(dict[str, PPOUpdate]):
     """Updates by the names of agents that learn together, and how they are made."""
 
-    def __init__(self, kind: type[PPOUpdate], agents: Any) -> None:
-        super().__init__({uid: kind(OneOfAgents(agents, uid)) for uid in agents.possible_agents})
+    def __init__(self, agents: Any) -> None:
+        super().__init__({uid: IPPOUpdate(OneOfAgents(agents, uid)) for uid in agents.possible_agents})
         self.stock = ""
 
     def prepare(self) -> None:

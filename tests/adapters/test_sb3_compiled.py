@@ -1,6 +1,5 @@
 """Compiled updates of Stable-Baselines3's algorithms against the stock ones."""
 
-from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -70,10 +69,6 @@ def test_callbacks_may_change_anything():
     assert ours.describe() == COMPILED
 
 
-def keep_own(thing, name):
-    setattr(thing, name, partial(getattr(type(thing), name), thing))
-
-
 def shrink_for(policy, name):
     """Let one of the networks see smaller observations."""
     policy.share_features_extractor = False
@@ -90,8 +85,8 @@ REASONS = {
     "FlattenExtractor extracts features": lambda model: shrink_for(model.policy, "pi_features_extractor"),
     "FlattenExtractor extracts": lambda model: shrink_for(model.policy, "vf_features_extractor"),
     "has its own forward_critic": lambda model: override(model.policy.mlp_extractor, "forward_critic"),
-    "this MlpExtractor has its own forward ": lambda model: keep_own(model.policy.mlp_extractor, "forward"),
-    "has its own extract_features": lambda model: keep_own(model.policy, "extract_features"),
+    "this MlpExtractor has its own forward ": lambda model: override(model.policy.mlp_extractor, "forward"),
+    "has its own extract_features": lambda model: override(model.policy, "extract_features"),
 }
 
 

@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sb3_contrib")
 import sb3_kinds
 import test_sb3_off_policy as off_policy
-from overrides import derive
+from overrides import derive, override
 from sb3_callbacks import At
 from sb3_kinds import TritonDDPG, TritonDQN, TritonQRDQN, TritonSAC, TritonTD3
 from stable_baselines3.common.env_util import make_vec_env
@@ -154,10 +154,6 @@ def test_a_gaussian_refuses_nan_at_the_same_step(monkeypatch):
     torch.testing.assert_close(*map(list, (model.policy.parameters() for model in models)), rtol=1e-4, atol=1e-5)
 
 
-def own_forward(module):
-    module.forward = module.forward
-
-
 def hook(module):
     return module.register_forward_hook(lambda *_: None)
 
@@ -170,10 +166,10 @@ REASONS = {
     "a module, parameter or optimizer has hooks": (lambda model: hook(model.q_net.q_net[0]), {}),
     "a module has hooks": (lambda model: hook(model.q_net), {}),
     "compiled: a module has hooks": (lambda model: hook(model.q_net_target.features_extractor.flatten), {}),
-    "this QNetwork has its own forward": (lambda model: own_forward(model.q_net), {}),
-    "this FlattenExtractor has its own forward": (lambda model: own_forward(model.q_net.features_extractor), {}),
-    "this Flatten has its own forward": (lambda model: own_forward(model.q_net_target.features_extractor.flatten), {}),
-    "this Linear has its own forward": (lambda model: own_forward(model.q_net_target.q_net[0]), {}),
+    "this QNetwork has its own forward": (lambda x: override(x.q_net, "forward"), {}),
+    "this FlattenExtractor has its own forward": (lambda x: override(x.q_net.features_extractor, "forward"), {}),
+    "this Flatten has its own forward": (lambda x: override(x.q_net_target.features_extractor.flatten, "forward"), {}),
+    "this Linear has its own forward": (lambda x: override(x.q_net_target.q_net[0], "forward"), {}),
     "has its own _learn": (lambda model: setattr(model, "_learn", lambda *_: {}), {}),
     "a Own for": (lambda model: setattr(model.q_net.features_extractor, "__class__", OWN_EXTRACTOR), {}),
     "module, or has a FlattenExtractor": (lambda x: setattr(x.q_net.features_extractor, "flatten", OWN_FLATTEN()), {}),

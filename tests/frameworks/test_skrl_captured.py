@@ -25,6 +25,7 @@ from two_processes import SETUPS, check_training
 from rl_triton_adapters.skrl import TritonRunner, replace_gae, step
 
 SCALED = {"observation_preprocessor": "RunningStandardScaler", "value_preprocessor": "RunningStandardScaler"}
+SCALER = type("Own", (RunningStandardScaler,), {})
 RATES = {"kl_threshold": 0.002, "lr_factor": 2.0, "min_lr": 2**-20, "max_lr": 2**-7}  # float32, as in a graph
 ADAPTIVE = {"learning_rate_scheduler": "KLAdaptiveLR", "learning_rate_scheduler_kwargs": RATES}
 FALLING = {"learning_rate_scheduler": torch.optim.lr_scheduler.ExponentialLR}
@@ -190,7 +191,7 @@ def test_settings_of_one_of_several_agents(tmp_path, monkeypatch):
         update(agent)
     compare(*agents[::-1], rtol=0, atol=0)
     assert [x.step.graphs.captures for x in list_updates(agents[1])] == [2, 4]
-    agents[1]._observation_preprocessor["b"] = Scaler(4)
+    agents[1]._observation_preprocessor["b"] = SCALER(4)
     reason = "updates are those of skrl: a preprocessor is not skrl's"
     assert agents[1].describe() == f"updates are captured; {reason}" and agents[1].obstacle in reason
     with pytest.warns(RuntimeWarning, match="TritonMAPPO updates as skrl does: a preprocessor is not skrl's"):
@@ -255,15 +256,11 @@ class Newest(RandomMemory):
         return self.sample_by_index(names, indexes=torch.arange(batch_size // 2), mini_batches=mini_batches)
 
 
-class Scaler(RunningStandardScaler):
-    pass
-
-
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda agent: setattr(agent.memory, "__class__", Newest), "Newest has its own sample"),
-        (lambda agent: setattr(agent, "_observation_preprocessor", Scaler(4)), "a preprocessor is not skrl's"),
+        (lambda agent: setattr(agent, "_observation_preprocessor", SCALER(4)), "a preprocessor is not skrl's"),
         (lambda agent: agent.memory.tensors.update(x=torch.zeros(1, device="meta")), "the memory lies on another"),
     ],
 )

@@ -101,8 +101,7 @@ def generalized_advantage_estimate(
         ValueError: `gamma` or `lmbda` is out of range, or there are no dimensions T and F.
     """
     dtype = _promote_dtypes(gamma, state_value, next_state_value, reward)
-    values = {"values": state_value, "next_values": next_state_value}
-    steps = _build_steps(dtype, gamma, reward, done, terminated, **values)
+    steps = _build_steps(dtype, gamma, reward, done, terminated, values=state_value, next_values=next_state_value)
     advantages, targets = compute_gae(**steps, lambda_=_read_number(lmbda))
     return _restore_layout(advantages, reward.shape, dtype), _restore_layout(targets, reward.shape, dtype)
 
@@ -160,8 +159,7 @@ def vtrace_advantage_estimate(
     """
     terminated = done if terminated is None else terminated
     dtype = _promote_dtypes(gamma, log_pi, log_mu, state_value, next_state_value, reward)
-    values = {"values": state_value, "next_values": next_state_value}
-    steps = _build_steps(dtype, gamma, reward, done, terminated, **values)
+    steps = _build_steps(dtype, gamma, reward, done, terminated, values=state_value, next_values=next_state_value)
     log_ratios, rho_bar = log_pi.to(dtype) - log_mu, _read_number(rho_thresh)
     result = compute_vtrace(
         **steps,

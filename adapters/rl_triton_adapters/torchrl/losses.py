@@ -188,16 +188,6 @@ class TritonClipPPOLoss(ClipPPOLoss):
         require(all(x.dtype == found[0].dtype for x in tensors), "advantages have a dtype of their own")
         return [*found, None, None][:3]
 
-    def _evaluate_critic(self, tensordict: TensorDictBase) -> Any:
-        """Compute values as `loss_critic` does."""
-        if self.separate_losses:
-            tensordict = tensordict.detach()
-        parameters: Any = nullcontext()
-        if self.functional:
-            parameters = self.critic_network_params.to_module(self.critic_network, preserve_module_state=False)
-        with parameters:
-            return self.critic_network(tensordict).get(self.tensor_keys.value)
-
     def _compute_losses(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Compute the results, in TorchRL's order, or raise NotFusedError."""
         found, keys = self._read_minibatch(tensordict), self.tensor_keys
@@ -212,14 +202,10 @@ class TritonClipPPOLoss(ClipPPOLoss):
         clip, clip_high = self._get_clip_range()
         options = {"advantages": advantages.squeeze(-1), "clip": clip, "clip_high": clip_high}
         options["old_log_probs"] = tensordict.get(keys.sample_log_prob)
-        column, measured = None, {}
+        column, measured = None, dict[str, Tensor]()
         if self._has_critic:
-            values = self._evaluate_critic(tensordict)
-            require(is_like(values, advantages), "values have another shape or dtype than advantages")
-            targets, values, old_values = self._critic_loss_inputs(found[1], values, found[2])
-            column = values.squeeze(-1)
-            options |= self._describe_critic(targets, old_values)
-            measured = self._measure_values(values.detach(), targets, old_values, options.get("value_clip"))
+            column, described, measured = self._evaluate_critic(tensordict, advantages, *found[1:])
+            options |= described
         result, gradients = differentiate_loss(head, column, options)
         connect: Any = KnownGradient.apply
         results = {
@@ -238,25 +224,31 @@ class TritonClipPPOLoss(ClipPPOLoss):
         results |= {"ESS": size / len(log_ratios), "max_ratio": result.ratio_max, "mean_ratio": result.ratio_mean}
         return TensorDict(results)
 
-    def _describe_critic(self, targets: Tensor, old_values: Tensor | None) -> dict[str, Any]:
-        """The arguments of `ppo_loss` that the critic's term depends on, beside values."""
+    def _evaluate_critic(
+        self, tensordict: TensorDictBase, advantages: Any, targets: Any, old_values: Any
+    ) -> tuple[Tensor, dict[str, Any], dict[str, Tensor]]:
+        """Values as of `loss_critic`, what `ppo_loss` takes for the critic's term, and what is logged of values."""
+        if self.separate_losses:
+            tensordict = tensordict.detach()
+        parameters: Any = nullcontext()
+        if self.functional:
+            parameters = self.critic_network_params.to_module(self.critic_network, preserve_module_state=False)
+        with parameters:
+            values = self.critic_network(tensordict).get(self.tensor_keys.value)
+        require(is_like(values, advantages), "values have another shape or dtype than advantages")
+        targets, values, old_values = self._critic_loss_inputs(targets, values, old_values)
         options = {"returns": targets.squeeze(-1), "value_coef": self.critic_coeff}
         options["huber_delta"] = DISTANCES[self.loss_critic_type]
+        measured = {}
         if old_values is not None:
             clip = torch.where(self.clip_value == 0, torch.inf, self.clip_value)
             options |= {"old_values": old_values.squeeze(-1), "value_clip": clip, "value_clip_mode": "cleanrl"}
-        return options
-
-    def _measure_values(self, values: Tensor, targets: Tensor, old_values: Any, clip: Any) -> dict[str, Tensor]:
-        """What is logged of values."""
-        measured = {}
-        if old_values is not None:
-            change = values - old_values
+            change = values.detach() - old_values
             measured["value_clip_fraction"] = (change != change.clamp(-clip, clip)).to(change.dtype).mean()
         if self.log_explained_variance:
-            unexplained, total = (x.var(0, correction=0) for x in (targets - values, targets))
+            unexplained, total = (x.var(0, correction=0) for x in (targets - values.detach(), targets))
             measured["explained_variance"] = 1.0 - unexplained / (total + torch.finfo(total.dtype).eps)
-        return measured
+        return values.squeeze(-1), options, measured
 
 
 SHARED = (  # which call methods of the loss as TorchRL's forward does

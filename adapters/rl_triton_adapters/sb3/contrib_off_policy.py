@@ -65,7 +65,7 @@ class TritonQRDQN(ValueUpdateMixin, QRDQN):
             targets = self._evaluate_next(batch, choose(quantiles, best))
         current = choose(self.quantile_net(batch.observations), batch.actions.long())
         loss = quantile_huber_loss(current, targets, sum_over_quantiles=True)
-        self._step_optimizer(self.policy.optimizer, loss)
+        self._step_optimizer(self.policy.optimizer, loss, self.max_grad_norm)
         return {"loss": loss.detach()}
 
 

@@ -7,9 +7,7 @@ import torch
 from stable_baselines3 import DQN
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
-from torch.optim import Optimizer
 
-from rl_triton_adapters.common.optimizers import clip_gradients
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.off_policy import OffPolicyMixin
 
@@ -22,13 +20,6 @@ class ValueUpdateMixin(OffPolicyMixin):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "max_grad_norm")
 
     max_grad_norm: Any
-
-    def _step_optimizer(self, optimizer: Optimizer, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self.max_grad_norm is not None:
-            clip_gradients(self.policy.parameters(), self.max_grad_norm)
-        optimizer.step()
 
     def _list_numbers(self, choices: list[tuple[Any, ...]]) -> dict[str, Any]:
         return {"huber_delta": 1.0, "max_grad_norm": self.max_grad_norm}
@@ -53,5 +44,5 @@ class TritonDQN(ValueUpdateMixin, DQN):
             targets = self._evaluate_next(batch, next_values)
         values = self.q_net(batch.observations).gather(1, batch.actions.long())
         loss = smooth_l1_loss(values, targets)
-        self._step_optimizer(self.policy.optimizer, loss)
+        self._step_optimizer(self.policy.optimizer, loss, self.max_grad_norm)
         return {"loss": loss.detach()}

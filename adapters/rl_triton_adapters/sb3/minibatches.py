@@ -125,13 +125,9 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
         else:
             batches = [keep_fields(draw_on_host(buffer, size, env)) for _ in range(part)]
             is_even = len({len(x.rewards) for x in batches}) == 1
-            for some in [batches] if is_even else [[x] for x in batches]:
-                yield pytree.tree_map(join, *some), len(some)
-
-
-def join(*parts: Any) -> Any:
-    """An array of tensors, one behind the other; what is no tensor is the first one's."""
-    return torch.cat(parts).numpy() if isinstance(parts[0], Tensor) else parts[0]
+            for some in [batches] if is_even else [[x] for x in batches]:  # what is no tensor is the first one's
+                joined = pytree.tree_map(lambda *x: torch.cat(x).numpy() if isinstance(x[0], Tensor) else x[0], *some)
+                yield joined, len(some)
 
 
 def keep_fields(samples: Any) -> ReplayBufferSamples:

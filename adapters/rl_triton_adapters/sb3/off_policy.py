@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from rl_triton_adapters.common.branches import Fork, Writes, branch_networks
 from rl_triton_adapters.common.check import with_check
 from rl_triton_adapters.common.modes import TrainingModes
-from rl_triton_adapters.common.optimizers import fused
+from rl_triton_adapters.common.optimizers import clip_gradients, fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
@@ -74,7 +74,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     actor: Any
     critic: Any
     critic_target: Any
-    policy_delay: int
 
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self._form: Form | Stored | None = None
@@ -193,13 +192,18 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make one gradient step. Returns what the stock algorithm logs, by its name."""
         raise NotImplementedError
 
-    def _step_optimizer(self, optimizer: Optimizer, loss: Tensor) -> None:
-        """Make a step of an optimizer, unless a distribution of this update has refused its arguments."""
+    def _step_optimizer(self, optimizer: Optimizer, loss: Tensor, max_grad_norm: float | None = None) -> None:
+        """Make a step of an optimizer, unless a distribution of this update has refused its arguments.
+
+        With `max_grad_norm`, the gradients of the whole policy are clipped before.
+        """
         if self._checks is not None and self._checks.results:
             assert self._update.step is not None
             self._update.step.stop_if(self._checks.has_failed())
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        if max_grad_norm is not None:
+            clip_gradients(self.policy.parameters(), max_grad_norm)
         optimizer.step()
 
     def _evaluate_next(self, batch: Any, values: Tensor) -> Tensor:
@@ -207,13 +211,6 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         discounts = getattr(batch, "discounts", None)
         discounts = self.gamma if discounts is None else discounts
         return batch.rewards + (1 - batch.dones) * discounts * values  # type: ignore[no-any-return]
-
-    def _raise_refusal(self, batches: list[Any]) -> None:
-        """Raise the error of the distribution that has refused its arguments in one of these gradient steps."""
-        for samples in map(self._unpack, batches):
-            for observations in (samples.observations, samples.next_observations):
-                self.actor(observations)
-        raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")
 
     def _read_statistics(self, unread: Unread, history: dict[str, list[float]]) -> None:
         """Add the statistics of some gradient steps to those of the update; raise the error of one that was refused."""
@@ -224,8 +221,11 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             for name in names:
                 history.setdefault(name, []).append(next(values))
             is_refused = bool(next(values))
-        if is_refused:
-            self._raise_refusal(unread.batches)
+        if is_refused:  # by a distribution, whose error says more
+            for samples in map(self._unpack, unread.batches):
+                for observations in (samples.observations, samples.next_observations):
+                    getattr(self, "actor", self.policy)(observations)
+            raise ValueError("actions: a distribution has refused its arguments, expected finite means and deviations")
 
     def _finish_update(self) -> None:
         """Read and log the statistics of the last update, if that is left to do."""

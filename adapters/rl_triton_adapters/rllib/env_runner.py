@@ -57,7 +57,6 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         super().__init__(config=config, **kwargs)
         flags = read_flags(config.learner_config_dict)
         self._is_wanted, self._said = flags.rl_triton and flags.rl_triton_update, ""
-        self._explores, self._kind, self._known, self._untried = True, None, list[Any](), set[Any]()
         self._default, plain, given = list[Any](), AlgorithmConfig(), {"env": self.env, "spaces": self.spaces}
         with suppress(Exception):  # of spaces that only a user's connectors take
             default = plain.build_env_to_module_connector(**given), plain.build_module_to_env_connector(**given)
@@ -158,7 +157,9 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             log_probs = distribution.log_prob(actions).sum(-1)  # type: ignore[no-untyped-call]
         log_probs = log_probs if self._explores else torch.zeros_like(actions)
         columns = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS
-        results = {name: as_array(x) for name, x in zip(columns, (actions, log_probs, inputs), strict=True)}
+        arrays = [x.detach().numpy() for x in (actions, log_probs, inputs)]
+        kinds = [np.float32 if x.dtype.kind == "f" else np.int32 for x in arrays]
+        results = {name: x.astype(kind) for name, x, kind in zip(columns, arrays, kinds, strict=True)}  # copies
         piece: Any = next(x for x in self._known[1] if isinstance(x, NormalizeAndClipActions))
         if piece.normalize_actions or piece.clip_actions:
             change = unsquash_action if piece.normalize_actions else clip_action
@@ -184,12 +185,6 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             torch.set_rng_state(drawn)
             self.reason = "" if agrees else f"RLlib's connectors return something else than {ours.__name__}"
         return results
-
-
-def as_array(x: Tensor) -> Any:
-    """A copy of 32 bits."""
-    array = x.detach().numpy()
-    return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
 
 
 def is_same(x: Any, y: Any) -> bool:

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -91,18 +90,6 @@ def find_own_estimator() -> str:
     return find_replaced([GeneralAdvantageEstimation.__call__], [GeneralAdvantageEstimation], ("ray",))
 
 
-@contextmanager
-def replace_pieces(pieces: list[Any], choose: Callable[[Any], Any]) -> Iterator[None]:
-    """Within the context, what is chosen for each piece of a pipeline stands in its place; other changes stay."""
-    chosen = [*map(choose, pieces)]
-    replaced = dict(zip(map(id, chosen), pieces, strict=True))
-    pieces[:] = chosen
-    try:
-        yield
-    finally:
-        pieces[:] = [replaced.get(id(piece), piece) for piece in pieces]
-
-
 def compute_gae_of_slots(
     columns: Mapping[str, Any], values: Tensor, seq_lens: Tensor | None = None, **options: Any
 ) -> tuple[Tensor, Tensor]:
@@ -116,13 +103,17 @@ def compute_gae_of_slots(
     def as_row(column: Any) -> Tensor:  # slots are the steps of one environment
         return torch.as_tensor(column, device=values.device).reshape(1, -1)
 
+    next_values = torch.cat([values.flatten()[1:], values.new_zeros(1)]).view(values.shape)
+    if seq_lens is not None:  # a row goes on with the first value of the next one, not with its padding
+        next_row = torch.cat([values[1:, 0], values.new_zeros(1)])
+        next_values = next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])
     rewards = as_row(columns[Columns.REWARDS])
     advantages, value_targets = compute_gae(
         rewards if rewards.is_floating_point() else rewards.to(values.dtype),
         as_row(values),
         as_row(columns[Columns.TERMINATEDS]),
         as_row(columns[Columns.TRUNCATEDS]),
-        next_values=as_row(shift_values(values, seq_lens)),
+        next_values=as_row(next_values),
         mask=None if seq_lens is None else as_row(mask_padding(seq_lens, values)),
         **options,
     )
@@ -132,12 +123,3 @@ def compute_gae_of_slots(
 def mask_padding(seq_lens: Tensor, values: Tensor) -> Tensor:
     """Say which slots of padded rows are in use, shaped like the values, [rows, max_seq_len]."""
     return torch.arange(values.shape[1], device=seq_lens.device) < seq_lens[:, None]
-
-
-def shift_values(values: Tensor, seq_lens: Tensor | None = None) -> Tensor:
-    """Take the value of the next slot for each slot, 0 after the last one, anything in the padding."""
-    next_values = torch.cat([values.flatten()[1:], values.new_zeros(1)]).view(values.shape)
-    if seq_lens is None:
-        return next_values
-    next_row = torch.cat([values[1:, 0], values.new_zeros(1)])
-    return next_values.scatter(1, (seq_lens.long() - 1)[:, None], next_row[:, None])

@@ -24,7 +24,7 @@ from torch import Tensor
 from rl_triton_adapters.common.overrides import find_override
 from rl_triton_adapters.rllib.check import check_ray, read_flags
 from rl_triton_adapters.rllib.gae import TritonGeneralAdvantageEstimation as Ours
-from rl_triton_adapters.rllib.gae import find_own_estimator, replace_pieces
+from rl_triton_adapters.rllib.gae import find_own_estimator
 from rl_triton_adapters.rllib.loss import FusedLoss
 from rl_triton_adapters.rllib.update import Update, clip_gradients_at_once, find_own_of, find_replaced_of, logger
 from rl_triton_adapters.rllib.v_trace import replace_vtrace, vtrace
@@ -198,8 +198,14 @@ class TritonPPOTorchLearner(TritonLearner, PPOTorchLearner):
     def _make_batch_if_necessary(self, training_data: Any) -> Any:
         """Run the pipeline with our piece where RLlib's stands, if there are episodes."""
         self._used_estimator = training_data.episodes is not None and isinstance(self.find_estimator(), Ours)
-        with replace_pieces(self._list_pieces(), self._choose_piece):
+        pieces = self._list_pieces()
+        chosen = [*map(self._choose_piece, pieces)]
+        replaced = dict(zip(map(id, chosen), pieces, strict=True))
+        pieces[:] = chosen
+        try:
             return super()._make_batch_if_necessary(training_data=training_data)
+        finally:  # other changes stay
+            pieces[:] = [replaced.get(id(x), x) for x in pieces]
 
 
 class TritonVTraceLearner(TritonLearner):

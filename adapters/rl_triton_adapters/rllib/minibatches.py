@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from copy import copy
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -61,25 +62,20 @@ class BatchCycle:
     def draw_minibatch(self, share: bool) -> SampleBatch:
         """The next rows, copied unless they may be shared; where the batch ends, it is shuffled and begins again."""
         parts, missing = [], self.minibatch_size
-        while self.start + missing >= self.count:
-            parts.append(self.slice_columns(self.start, self.count))
-            missing -= self.count - self.start
-            self.start = 0
-            self.num_epochs += 1
-            if self.shuffle:  # by the draw that RLlib makes
-                rows = torch.from_numpy(np.random.permutation(self.count))  # noqa: NPY002
-                rows = rows.to(tree.flatten(self.columns)[0].device)
-                self.columns = map_columns(partial(torch.index_select, dim=0, index=rows), self.columns)
-        if missing:
-            parts.append(self.slice_columns(self.start, self.start + missing))
-            self.start += missing
+        while missing:
+            rows = slice(self.start, min(self.start + missing, self.count))
+            parts.append(map_columns(itemgetter(rows), self.columns))
+            missing -= rows.stop - rows.start
+            self.start = rows.stop % self.count
+            if self.start == 0:
+                self.num_epochs += 1
+                if self.shuffle:  # by the draw that RLlib makes
+                    order = torch.from_numpy(np.random.permutation(self.count))  # noqa: NPY002
+                    order = order.to(tree.flatten(self.columns)[0].device)
+                    self.columns = map_columns(partial(torch.index_select, dim=0, index=order), self.columns)
         if len(parts) > 1:
             return SampleBatch(tree.map_structure(lambda *rows: torch.cat(rows), *parts))
         return SampleBatch(parts[0] if share else map_columns(torch.clone, parts[0]))
-
-    def slice_columns(self, first: int, last: int) -> dict[str, Any]:
-        """These rows of all columns."""
-        return map_columns(lambda column: column[first:last], self.columns)
 
 
 def map_columns(function: Callable[[Tensor], Tensor], columns: dict[str, Any]) -> dict[str, Any]:

@@ -70,11 +70,10 @@ def switch_on() -> None:
     """
     is_timed = "RL_TRITON_ESTIMATE" in os.environ or os.environ.get("RL_TRITON_REPORT") == "1"
     for name, (framework, adapter, function) in list(WAITING.items()):
-        if name not in sys.modules or any(f"{name}.".startswith(f"{x}.") or x.startswith(PREFIX) for x in set(LOADING)):
+        is_loading = any(f"{name}.".startswith(f"{x}.") or x.startswith(PREFIX) for x in set(LOADING))
+        if name not in sys.modules or is_loading or WAITING.pop(name, None) is None:
             continue
         try:
-            if WAITING.pop(name, None) is None:
-                continue
             if framework == "sb3" and is_timed:
                 import_module(f"{PREFIX}estimate").Clock().watch()
             if find_off_switch():

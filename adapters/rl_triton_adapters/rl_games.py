@@ -105,31 +105,6 @@ def solve(agent: Any, values: Tensor, rewards: Tensor, **ends: Any) -> Tensor:
 # -- captured updates --------------------------------------------------------------------------------------------------
 
 
-class CentralValueUpdate(CapturedUpdate):
-    """Steps in the place of those of an agent's `central_value_net`, whose `train_net` stays RL-Games' own."""
-
-    def __init__(self) -> None:
-        super().__init__(self.make_step)
-        self.net: Any = None
-
-    def find(self, net: Any, stock: str) -> None:
-        """Find out how the steps of an agent's `central_value_net` are made; `stock` says why as RL-Games does."""
-        self.net = net
-        stock = stock or overrides.find_override(net, ["train_net"], PACKAGES)
-        find_step(self, net, "train_critic", stock, CentralValueUpdate.train_critic)
-
-    def train_critic(self, batch: dict[str, Any]) -> Tensor:
-        """Make a step with a minibatch; its loss, which the host would wait for, stays on the device."""
-        self.net.train()
-        loss: Tensor = self.step(batch, self.net.e_clip)
-        return loss.double()  # RL-Games adds numbers
-
-    def make_step(self, batch: dict[str, Any], e_clip: Any) -> Tensor:
-        """One step; its loss."""
-        with replace_model(self.net, self.is_captured, {"e_clip": e_clip}):
-            return self.net.calc_gradients(batch).detach()  # type: ignore[no-any-return]
-
-
 def find_step(update: CapturedUpdate, trainer: Any, name: str, stock: str, *ours: Any) -> None:
     """Find out how the steps of a trainer, whose method of this name makes them, are made.
 
@@ -189,11 +164,11 @@ def run_steps(network: Any, inputs: Tensor, states: Any, dones: Tensor, bptt_len
 
 
 class AgentUpdate(CapturedUpdate):
-    """The steps of an agent, and of its central value network."""
+    """The steps of an agent, and of its `central_value_net`, whose `train_net` stays RL-Games' own."""
 
     def __init__(self, agent: Any) -> None:
         super().__init__(self.make_step)
-        self.agent, self.central_value = agent, CentralValueUpdate()
+        self.agent, self.central_value = agent, CapturedUpdate(self.make_critic_step)
         self.is_prepared = False
         self.checks = DeferredChecks()  # of the step that is made
         self.refusals: list[Tensor] = []  # of each step of an epoch, whether a check has failed
@@ -205,7 +180,9 @@ class AgentUpdate(CapturedUpdate):
         modes = compiled if isinstance(compiled, dict) else {"mode": compiled}
         mode = modes.get("mode")
         if agent.has_central_value:
-            self.central_value.find(agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode)))
+            net, refusal = agent.central_value_net, self.find_refusal(modes.get("critic_mode", mode))
+            refusal = refusal or overrides.find_override(net, ["train_net"], PACKAGES)
+            find_step(self.central_value, net, "train_critic", refusal, AgentUpdate.train_critic)
         reasons = {
             "use_diagnostics reads from the device in every minibatch": getattr(agent, "use_diagnostics", False),
             "actor_loss_func is not RL-Games'": not is_written_in(PACKAGES, agent.actor_loss_func),
@@ -238,14 +215,27 @@ class AgentUpdate(CapturedUpdate):
 
     def make_step(self, input_dict: dict[str, Any], numbers: dict[str, Any]) -> tuple[Any, Any, list[Tensor]]:
         """One step; what it leaves, and whether a distribution has refused its arguments, if there was a check."""
-        agent, checks = self.agent, DeferredChecks()
+        agent, self.checks = self.agent, DeferredChecks()
         try:
-            self.checks = checks
-            with replace_model(agent, self.is_captured, numbers), checks if self.is_captured else nullcontext():
+            with replace_model(agent, self.is_captured, numbers), self.checks if self.is_captured else nullcontext():
                 super(CapturedUpdateMixin, agent).calc_gradients(input_dict)
+            refusals = [self.checks.has_failed()] if self.checks.results else []
         finally:
             self.checks = DeferredChecks()
-        return agent.train_result, agent.aux_loss_dict, [checks.has_failed()] if checks.results else []
+        return agent.train_result, agent.aux_loss_dict, refusals
+
+    def train_critic(self, batch: dict[str, Any]) -> Tensor:
+        """Train the central value network with a minibatch; its loss, which the host would wait for, stays there."""
+        net = self.agent.central_value_net
+        net.train()
+        loss: Tensor = self.central_value.step(batch, net.e_clip)
+        return loss.double()  # RL-Games adds numbers
+
+    def make_critic_step(self, batch: dict[str, Any], e_clip: Any) -> Tensor:
+        """One step of the central value network; its loss."""
+        net = self.agent.central_value_net
+        with replace_model(net, self.central_value.is_captured, {"e_clip": e_clip}):
+            return net.calc_gradients(batch).detach()  # type: ignore[no-any-return]
 
 
 class CapturedUpdateMixin:
@@ -276,14 +266,13 @@ class CapturedUpdateMixin:
 
     def train_central_value(self, *args: Any, **kwargs: Any) -> Any:
         """Train the central value network, as the agent does, by our steps unless they are its own."""
-        update, net = self._rl_triton.central_value, self._rl_triton.central_value.net
-        if net is None or update.stock:
+        if self._rl_triton.central_value.stock or not self.has_central_value:
             return super().train_central_value(*args, **kwargs)
-        net.train_critic = update.train_critic
+        self.central_value_net.train_critic = self._rl_triton.train_critic
         try:
             loss = super().train_central_value(*args, **kwargs)
         finally:
-            del net.train_critic
+            del self.central_value_net.train_critic
         return loss.item() if isinstance(loss, Tensor) else loss
 
     @with_check

@@ -478,7 +478,12 @@ def test_either_variable_loads_it_in_a_process():
 def test_what_the_environment_asks_for(modules, flag, requested, monkeypatch):
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", modules)
     monkeypatch.setenv("RL_TRITON", flag)
-    assert adapter._is_requested() == requested
+    monkeypatch.delitem(sys.modules, adapter.__name__)
+    monkeypatch.setattr(adapter.__name__, adapter)  # is put back, as the module is
+    imported = importlib.import_module(adapter.__name__)
+    is_installed = bool(imported._replaced)
+    imported.uninstall()
+    assert is_installed == requested
 
 
 @pytest.fixture

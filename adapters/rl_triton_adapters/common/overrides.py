@@ -39,11 +39,9 @@ def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], b
     for name in names:
         if name in own:
             return f"this {kind.__name__} has its own {name}{locate(own[name])}"
-        for owner in bases if hasattr(kind, name) else ():
-            if name in owner.__dict__:
-                if not is_written_in(packages, owner.__dict__[name], owner.__module__):
-                    return f"{owner.__name__} has its own {name}{locate(owner.__dict__[name])}"
-                break
+        owner = next((x for x in bases if name in vars(x)), None)
+        if owner is not None and not is_written_in(packages, vars(owner)[name], owner.__module__):
+            return f"{owner.__name__} has its own {name}{locate(vars(owner)[name])}"
     return ""
 
 
@@ -97,10 +95,8 @@ def describe_own(thing: Any, names: Set[str], packages: tuple[str, ...]) -> str:
     owners, bases = split_bases(kind, packages)
     if owners and not bases:
         return f"{kind.__name__} derives from no class of {packages[0]}"
-    if not owners:
-        return ""
-    others = [x for x in kind.__mro__ if not x.__module__.startswith(PREFIX)]  # ours call what is behind
     for owner in owners:
+        others = [x for x in kind.__mro__ if not x.__module__.startswith(PREFIX)]  # ours call what is behind
         for name, x in vars(owner).items():
             is_read = name in names or name[:2] == "__"
             if is_read and name not in UNREAD and owner is next(y for y in others if name in vars(y)):

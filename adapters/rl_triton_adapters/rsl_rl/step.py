@@ -40,13 +40,11 @@ def compute_latents(model: Any, observations: Any, states: list[Tensor], begins:
     States before each step, one of a GRU, two of an LSTM, are [num_steps, num_envs, num_layers, size] each.
     """
     inputs = gather_inputs(model, observations)
-    state, outputs = [], []
+    state, outputs = list[Tensor](), []
     for t, x in enumerate(inputs.split(1)):
         recorded = [x[t].swapaxes(0, 1).contiguous() for x in states]
-        if t == 0:
-            state = recorded
-        else:
-            state = [torch.where(begins[t, :, None], *pair) for pair in zip(recorded, state, strict=True)]
+        pairs = zip(recorded, state, strict=True)
+        state = [torch.where(begins[t, :, None], *pair) for pair in pairs] if t else recorded
         output, following = model.rnn.rnn(x, state[0] if len(state) == 1 else tuple(state))
         state = [following] if len(state) == 1 else [*following]
         outputs.append(output)
@@ -81,14 +79,12 @@ class Update(CapturedUpdate):
         if alg.rnd:
             models += [alg.rnd.predictor, alg.rnd.target, alg.rnd.state_normalizer]
             optimizers.append(vars(alg).get("rnd_optimizer") or alg.rnd.optimizer)
-        stock = self.find_obstacle()
-        self.unfused = stock or self.find_unfused()
-        self.find_step(models, optimizers, stock=stock, state=[self.rate], is_averaged=alg.is_multi_gpu)
+        self.find_step(models, optimizers, stock=self.find_obstacle(), state=[self.rate], is_averaged=alg.is_multi_gpu)
+        self.unfused = "" if self.stock else self.find_unfused()
 
     def describe(self, whose: str = "") -> str:
         """Say how updates are made, and why the loss is computed from log-probabilities, if it is."""
-        is_said = self.unfused and not self.stock
-        return super().describe(whose) + f"; losses are those of log-probabilities: {self.unfused}" * bool(is_said)
+        return super().describe(whose) + f"; losses are those of log-probabilities: {self.unfused}" * bool(self.unfused)
 
     def find_obstacle(self) -> str:
         """Why the update is RSL-RL's own; empty if it is ours. Of recurrent models, `compute_latents` has to be so."""
@@ -196,14 +192,12 @@ class Update(CapturedUpdate):
         """The storage as a graph reads it: one that has moved asks for another graph."""
         storage = self.alg.storage
         old = [*storage.distribution_params] if OWN else [storage.mu, storage.sigma]
-        if not self.is_recurrent:
-            fields = {name: getattr(storage, name).flatten(0, 1) for name in FIELDS}
-            self.rollout = fields | {"parameters": [x.flatten(0, 1) for x in old]}
-            return
-        self.rollout = {name: getattr(storage, name) for name in FIELDS} | {"parameters": old}
-        for name, states in zip(("actor_states", "critic_states"), self.states, strict=True):
-            self.rollout[name] = [x.swapaxes(1, 2) for x in states or ()]
-        self.rollout["dones"] = storage.dones.squeeze(-1)
+        shape: Any = (lambda x: x) if self.is_recurrent else (lambda x: x.flatten(0, 1))
+        self.rollout = {name: shape(getattr(storage, name)) for name in FIELDS} | {"parameters": [*map(shape, old)]}
+        if self.is_recurrent:
+            for name, states in zip(("actor_states", "critic_states"), self.states, strict=True):
+                self.rollout[name] = [x.swapaxes(1, 2) for x in states or ()]
+            self.rollout["dones"] = storage.dones.squeeze(-1)
 
     def gather_minibatch(self, indices: Tensor) -> SimpleNamespace:
         """These samples of the rollout; for recurrent models, all steps of these environments."""

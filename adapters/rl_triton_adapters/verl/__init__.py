@@ -104,7 +104,7 @@ def make_policy_loss(name: str, mode: str = "token-mean") -> Callable[..., Any]:
     weight, and the gradient flows to `log_prob` alone. `backend` names one of `rl_triton_core`; None chooses by the
     tensors' device. Where no token is valid the loss is 0, verl's NaN.
     """
-    stock = core_algos.POLICY_LOSS_REGISTRY.get("vanilla" if name == LOSS_NAME else name)
+    stock: Any = core_algos.POLICY_LOSS_REGISTRY.get("vanilla" if name == LOSS_NAME else name)
 
     def compute(
         old_log_prob: torch.Tensor,
@@ -117,7 +117,6 @@ def make_policy_loss(name: str, mode: str = "token-mean") -> Callable[..., Any]:
         *,
         backend: str | None = None,
     ) -> tuple[torch.Tensor, dict[str, Any]]:
-        assert stock is not None
         # the eight bytes of an integer take time to read
         mask = response_mask if response_mask.is_floating_point() else response_mask != 0
         tensors = old_log_prob, log_prob.detach(), advantages
@@ -328,8 +327,7 @@ def install(*, backend: str | None = None) -> None:
         raise ValueError(f"verl: got another policy loss of the name {LOSS_NAME!r}, expected none")
     if logger.level == logging.NOTSET:
         logger.setLevel(logging.INFO)  # verl sets the root logger to WARNING
-    off = find_off_switch()
-    if off:
+    if off := find_off_switch():
         _replace(core_algos.POLICY_LOSS_REGISTRY, LOSS_NAME, core_algos.compute_policy_loss_vanilla)
         logger.info("verl %s computes with its own functions: %s", verl.__version__, off)
         return
@@ -427,11 +425,5 @@ def _compare(name: str, function: Callable[..., Any], stock: Callable[..., Any])
     return "" if same else "has other results than ours"
 
 
-def _is_requested() -> bool:
-    """Whether the environment names this module by verl's variable, or has ours, which may be the off switch."""
-    modules = os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(",")
-    return bool(os.environ.get("RL_TRITON")) or __name__ in modules
-
-
-if _is_requested():
-    install()
+if os.environ.get("RL_TRITON") or __name__ in os.environ.get("VERL_USE_EXTERNAL_MODULES", "").split(","):
+    install()  # where RL_TRITON is the off switch, it says so

@@ -27,6 +27,7 @@ from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm,
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
 from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
 from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
+from rl_triton_adapters.sb3.tensor_envs import TensorRollouts, find_rollouts
 from rl_triton_core.capture import CapturedStep
 
 
@@ -39,7 +40,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     read_settings: ClassVar[tuple[str, ...]] = ("ent_coef", "vf_coef", "max_grad_norm", "normalize_advantage")
     transient: ClassVar[tuple[str, ...]] = (
         *AcceleratedAlgorithm.transient,
-        *("_compiled", "_asks", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer"),
+        *("_compiled", "_asks", "_rollout", "_parameters", "_clip_ranges", "_chooses_buffer", "_rollouts"),
     )
 
     _asks = True
@@ -49,6 +50,7 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     _find_compiled = find_compiled
     _parameters: list[torch.Tensor]
     _rollout: dict[str, Any]
+    _rollouts: TensorRollouts | None = None
 
     def _excluded_save_params(self) -> list[str]:
         """A buffer class that was chosen here, too."""
@@ -163,16 +165,19 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     # -- acting, in the place of the policy's `forward` and `predict_values` while a rollout is collected --------------
 
-    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+    def collect_rollouts(self, env: Any, *args: Any, **kwargs: Any) -> bool:
         """Collect a rollout, as the stock algorithm does, with the policy's steps replaced."""
         if not self.is_accelerated or "forward" in vars(self.policy):
-            return super().collect_rollouts(*args, **kwargs)
+            return super().collect_rollouts(env, *args, **kwargs)
+        self._rollouts = find_rollouts(self, env, self._rollouts, super().collect_rollouts)
+        if self._rollouts is not None:
+            return self._rollouts.collect(self, *args, **kwargs)
         methods = {"forward": self._act, "set_training_mode": self._modes.set_mode}
         if self.device.type == "cpu" and not find_override(self.policy, ["predict_values"], PACKAGES):
             methods["predict_values"] = self._predict_values
         self._asks = True
         with replace_methods(self.policy, **methods):
-            return super().collect_rollouts(*args, **kwargs)
+            return super().collect_rollouts(env, *args, **kwargs)
 
     def _act_compiled(self, *inputs: Any, **options: Any) -> Any:
         """As `act`; None where the policy does something else, which is asked when it first acts in a rollout."""
@@ -280,5 +285,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def _describe_rollout(self) -> dict[str, Any]:
         """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
         buffer: Any = self.rollout_buffer
-        found = {"explained_variance": explained_variance(buffer.values.flatten(), buffer.returns.flatten())}
+        arrays = (torch.as_tensor(x).cpu().numpy().flatten() for x in (buffer.values, buffer.returns))
+        found = {"explained_variance": explained_variance(*arrays)}
         return found | ({"std": self.policy.log_std.exp().mean().item()} if hasattr(self.policy, "log_std") else {})

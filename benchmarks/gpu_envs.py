@@ -1,0 +1,69 @@
+"""Whole iterations, rollout and update, of PPO of Stable-Baselines3 with environments that are tensors.
+
+*Stock* is Stable-Baselines3's own and *arrays* TritonPPO, both with the environments' NumPy arrays; *ours* is TritonPPO
+with their tensors. *RSL-RL* is our adapter of that package with networks and minibatches of the same size.
+"""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stdout
+from functools import partial
+from io import StringIO
+from typing import Any
+
+import ppo_rsl_rl
+import ppo_sb3_gpu_envs
+import torch
+from rsl_rl.runners import OnPolicyRunner
+from stable_baselines3.common.vec_env import VecEnvWrapper
+
+from benchmarks import harness
+from benchmarks.results import Row
+from benchmarks.settings import Setting
+
+HIDDEN = [256, 256, 256]
+
+
+class Arrays(VecEnvWrapper):
+    """Environments whose tensors nobody asks for."""
+
+    def reset(self) -> Any:
+        return self.venv.reset()
+
+    def step_wait(self) -> Any:
+        return self.venv.step_wait()
+
+
+def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+    """One iteration each, in turns."""
+    flags = ["--env", setting.env, "--num-envs", str(setting.num_envs), "--num-steps", str(setting.num_steps)]
+    flags += ["--device", options.device]
+    torch.backends.cuda.matmul.allow_tf32 = False
+    agents = {"stock": make_sb3([*flags, "--stock"]), "arrays": make_sb3(flags, Arrays), "ours": make_sb3(flags)}
+    steps = setting.num_envs * setting.num_steps
+    arms = {name: partial(agent.learn, steps, reset_num_timesteps=False) for name, agent in agents.items()}
+    arms["RSL-RL"] = make_rsl_rl(flags)
+    with redirect_stdout(StringIO()):
+        for arm in (*arms.values(), *arms.values()):  # the second update is the first that is a graph
+            arm()
+        assert (agents["arrays"]._rollouts, agents["ours"]._rollouts is None) == (None, options.device == "cpu")
+        times = harness.time_in_turns(arms, options.device, turns=options.rounds, burst=1)
+    yield from harness.list_times(times, unit="ms", step="iteration")
+
+
+def make_sb3(flags: list[str], wrapper: Any = lambda env: env) -> Any:
+    args = ppo_sb3_gpu_envs.parse_arguments(flags)
+    agent = ppo_sb3_gpu_envs.make_agent(args, policy_kwargs={"net_arch": HIDDEN, "activation_fn": torch.nn.ELU})
+    agent.set_env(wrapper(agent.get_env()))
+    return agent
+
+
+def make_rsl_rl(flags: list[str]) -> Callable[[], Any]:
+    args = ppo_rsl_rl.parse_arguments(flags)
+    config = ppo_rsl_rl.make_config(args)
+    for network in ("actor", "critic"):
+        config[network] |= {"hidden_dims": HIDDEN, "activation": "elu"}
+    env = ppo_rsl_rl.TensorEnv(args.env, args.num_envs, args.device, seed=0)
+    with redirect_stdout(StringIO()):
+        runner = OnPolicyRunner(env, config, device=args.device)
+    return partial(runner.learn, 1)

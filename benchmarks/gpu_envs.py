@@ -39,7 +39,11 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     flags = ["--env", setting.env, "--num-envs", str(setting.num_envs), "--num-steps", str(setting.num_steps)]
     flags += ["--device", options.device]
     torch.backends.cuda.matmul.allow_tf32 = False
-    agents = {"stock": make_sb3([*flags, "--stock"]), "arrays": make_sb3(flags, Arrays), "ours": make_sb3(flags)}
+    agents = {
+        "stock": make_sb3([*flags, "--advantages", "stock"]),
+        "arrays": make_sb3(flags, Arrays),
+        "ours": make_sb3(flags),
+    }
     steps = setting.num_envs * setting.num_steps
     arms = {name: partial(agent.learn, steps, reset_num_timesteps=False) for name, agent in agents.items()}
     arms["RSL-RL"] = make_rsl_rl(flags)

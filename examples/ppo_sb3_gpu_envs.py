@@ -1,7 +1,7 @@
 """PPO of Stable-Baselines3 on environments that are tensors: acting, rollouts and updates stay on the device.
 
     python examples/ppo_sb3_gpu_envs.py --device cuda                       4096 environments of CartPole-v1
-    python examples/ppo_sb3_gpu_envs.py --device cuda --stock               Stable-Baselines3's own PPO
+    python examples/ppo_sb3_gpu_envs.py --device cuda --advantages stock    Stable-Baselines3's own PPO
     python examples/ppo_sb3_gpu_envs.py --num-envs 64 --iterations 20       on a CPU, where rollouts are NumPy arrays
 
 `TensorVecEnv` has what every `VecEnv` has, made of tensors. For TritonPPO on a GPU, `step_tensors` is all that counts.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
-from command_line import COUNT, SEED, device, needing, run
+from command_line import COUNT, SEED, device, judge, needing, run
 
 with needing("examples", __name__):
     import numpy as np
@@ -21,7 +21,6 @@ with needing("examples", __name__):
     from gpu_envs import ENVIRONMENTS
     from gymnasium import spaces
     from stable_baselines3 import PPO
-    from stable_baselines3.common.utils import safe_mean
     from stable_baselines3.common.vec_env import VecEnv
     from torch import Tensor
 
@@ -39,7 +38,10 @@ class TensorVecEnv(VecEnv):
 
     @abstractmethod
     def step_tensors(self, actions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations."""
+        """Observations after a reset where an episode ended, rewards, terminated, truncated, final observations.
+
+        A row each, ends are bool, and final observations are valid ones where no episode ended, too.
+        """
 
     def reset(self) -> np.ndarray:
         self.episodes = np.zeros((self.num_envs, 2))
@@ -104,9 +106,10 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--num-envs", type=COUNT, default=4096)
     parser.add_argument("--num-steps", type=COUNT, default=24, help="steps of a rollout, in each environment")
     parser.add_argument("--iterations", type=COUNT, default=50, help="rollouts, each with an update")
-    parser.add_argument("--stock", action="store_true", help="PPO of Stable-Baselines3, not TritonPPO")
+    parser.add_argument("--advantages", choices=["stock", "triton"], default="triton", help="whose, and whose update")
     parser.add_argument("--device", type=device, default="cpu", help="a device of PyTorch, or auto")
     parser.add_argument("--seed", type=SEED, default=0)
+    parser.add_argument("--target-return", type=float, help="exit with status 1 if the last episodes stay below")
     return parser.parse_args(argv)
 
 
@@ -115,7 +118,7 @@ def make_agent(args: argparse.Namespace, **changes: Any) -> PPO:
     env = GpuVecEnv(args.env, args.num_envs, args.device, args.seed)
     settings = {"n_steps": args.num_steps, "batch_size": max(2, args.num_envs * args.num_steps // 4), "n_epochs": 5}
     settings |= {"policy_kwargs": {"net_arch": [64, 64]}, "seed": args.seed, "device": args.device, **changes}
-    return (PPO if args.stock else TritonPPO)("MlpPolicy", env, **settings)
+    return (TritonPPO if args.advantages == "triton" else PPO)("MlpPolicy", env, **settings)
 
 
 def main() -> int:
@@ -125,9 +128,8 @@ def main() -> int:
     start = perf_counter()
     agent.learn(steps)
     seconds = perf_counter() - start
-    returns = safe_mean([x["r"] for x in agent.ep_info_buffer or []])
-    print(f"{steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} per second; mean return {returns:.1f}")
-    return 0
+    print(f"{steps:,} steps in {seconds:.1f} s, {steps / seconds:,.0f} per second")
+    return judge(torch.tensor([x["r"] for x in agent.ep_info_buffer or []]), args.target_return)
 
 
 if __name__ == "__main__":

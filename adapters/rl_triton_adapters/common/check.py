@@ -73,8 +73,9 @@ class State:
     """
 
     def __init__(self, algorithm: Any, *parts: Any) -> None:
-        nested = (y for x in vars(algorithm).values() if type(x) is dict for y in x.values())  # several agents' parts
-        self.algorithm, held = algorithm, [algorithm, *vars(algorithm).values(), *nested, *parts]
+        nested = (y for x in vars(algorithm).values() if type(x) is dict for y in x.values())
+        of_agents = (x for x in nested if isinstance(x, nn.Module | Optimizer))
+        self.algorithm, held = algorithm, [algorithm, *vars(algorithm).values(), *of_agents, *parts]
         modules = [y for x in held if isinstance(x, nn.Module) for y in x.modules()]
         tensors = [y for x in modules for y in (*x._parameters.values(), *x._buffers.values())]
         self.tensors = [*{id(x): x for x in (*tensors, *held) if isinstance(x, Tensor)}.values()]

@@ -14,20 +14,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils import _pytree as pytree
 
 from rl_triton_adapters.common.switch import find_off_switch
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core import compute_gae
 from rl_triton_core.extending import check_number, say
 
-try:
+with explained_import(__package__, "stable-baselines3", "2.9", "sb3"):
     from gymnasium import spaces
     from stable_baselines3 import PPO
     from stable_baselines3.common.base_class import BaseAlgorithm
     from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
-except ImportError as error:
-    raise explain_import(__package__, error, "stable-baselines3", "2.9", "sb3") from error
 
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
 
@@ -73,6 +72,11 @@ class TritonGAEMixin(RolloutBuffer):
         # One row more: whether a step ended its episode is whether the next one starts one.
         self._starts = np.zeros((self.buffer_size + 1, self.n_envs), np.float32)
         self.episode_starts = self._starts[:-1]
+
+    def get(self, batch_size: int | None = None) -> Any:
+        """As of Stable-Baselines3, also of a rollout on the device."""
+        vars(self).update(to_arrays(dict(vars(self))))
+        return super().get(batch_size)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
@@ -131,6 +135,11 @@ class TritonGAEMixin(RolloutBuffer):
                 "buffer, or after reset()"
             )
         return torch.as_tensor(array)
+
+
+def to_arrays(tree: Any) -> Any:
+    """Copy the tensors in it to NumPy arrays."""
+    return pytree.tree_map_only(torch.Tensor, lambda x: x.detach().cpu().numpy().copy(), tree)
 
 
 class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):

@@ -163,7 +163,10 @@ def make_triton_class(agent_class: type) -> type:
     return derive_class(agent_class)  # type: ignore[no-any-return]
 
 
-TritonPPO, TritonA2C, TritonIPPO, TritonMAPPO = map(derive_class, KINDS)
+TritonPPO = derive_class(PPO)
+TritonA2C = derive_class(A2C)
+TritonIPPO = derive_class(ippo.IPPO)
+TritonMAPPO = derive_class(mappo.MAPPO)
 
 
 class TritonRunner(Runner):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rl_triton_adapters.common.versions import explain_import
+from rl_triton_adapters.common.versions import explained_import
 
 FOLDER = Path(__file__).resolve().parents[2] / "adapters" / "rl_triton_adapters"
 ADAPTERS = {".".join(path.relative_to(FOLDER).with_suffix("").parts): path for path in sorted(FOLDER.rglob("*.py"))}
@@ -52,7 +52,11 @@ def test_import_without_a_framework_says_what_to_install(module, package, extra,
 
 def test_a_framework_that_is_too_old_is_told_from_one_that_is_not_there():
     errors = ImportError("no name"), ModuleNotFoundError("no part", name="torch.a"), ModuleNotFoundError("no", name="a")
-    texts = [str(explain_import("ours", x, "torch", "99", "extra")) for x in errors]
+    texts = []
+    for error in errors:
+        with pytest.raises(ImportError) as found, explained_import("ours", "torch", "99", "extra"):
+            raise error
+        texts.append(str(found.value))
     assert [", which lacks what the adapter calls (" in x for x in texts] == [True, True, False]
     start, end = (
         f"ours needs torch 99 or newer, found torch {version('torch')}, ",

@@ -18,20 +18,15 @@ def explain_version(problem: str, distribution: str, needed: str) -> ImportError
     return ImportError(f"{problem}: found {find_version(distribution)}, needs another version ({needed} or newer)")
 
 
-def explain_import(module: str, error: ImportError, distribution: str, needed: str, extra: str = "") -> ImportError:
-    """The error of an adapter whose framework is not there, or too old; `extra` of this package installs it."""
-    is_absent = isinstance(error, ModuleNotFoundError) and "." not in str(error.name)
-    problem = "could not import it" if is_absent else "which lacks what the adapter calls"
-    return ImportError(
-        f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, {problem} ({error}): "
-        f"pip install rl-triton-core[{extra or distribution}]"
-    )
-
-
 @contextmanager
 def explained_import(module: str, distribution: str, needed: str, extra: str = "") -> Iterator[None]:
-    """Inside, an adapter imports its framework: where that fails, the error is that of `explain_import`."""
+    """Inside, an adapter imports its framework: the error says if it is absent or too old, and which `extra` has it."""
     try:
         yield
     except ImportError as error:
-        raise explain_import(module, error, distribution, needed, extra) from error
+        is_absent = isinstance(error, ModuleNotFoundError) and "." not in str(error.name)
+        problem = "could not import it" if is_absent else "which lacks what the adapter calls"
+        raise ImportError(
+            f"{module} needs {distribution} {needed} or newer, found {find_version(distribution)}, {problem} "
+            f"({error}): pip install rl-triton-core[{extra or distribution}]"
+        ) from error

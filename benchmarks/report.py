@@ -96,8 +96,10 @@ def list_rows(rows: Sequence[Row], columns: Sequence[Sequence[str]] = (), words:
 
 def name_column(column: Sequence[str], columns: Sequence[Sequence[str]], unit: str) -> str:
     arm, metric = column
-    if metric.startswith("over "):
+    if metric == "over ours":
         return f"times as fast as {name_arm(arm)}"
+    if metric.startswith("over "):
+        return f"{name_arm(arm)}, times as long as {name_arm(metric[5:])}"
     parts = [name_arm(arm)] * (len({x[0] for x in columns}) > 1) + [metric] * (len({x[1] for x in columns}) > 1)
     return ", ".join(parts or [metric]) + f" ({unit})" * bool(unit)
 

@@ -241,12 +241,12 @@ def test_infos_are_those_of_the_environment(monkeypatch):
 
 
 def test_networks_that_give_nan(monkeypatch):
-    """The policy's own error; nothing is learned."""
+    """The policy's own error, or that of the update where distributions check nothing; nothing is learned."""
     allow_captures(monkeypatch)
     model = TritonPPO("MlpPolicy", ShortEpisodes("pendulum", 6, "cpu"), device="cpu", **SIZES)
     with torch.no_grad():
         model.policy.action_net.bias.fill_(torch.nan)
-    with pytest.raises(ValueError, match="loc"):
+    with pytest.raises(ValueError, match="loc|approx_kl"):
         model.learn(16 * 6)
     assert model._n_updates == 0
 

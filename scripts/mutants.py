@@ -171,7 +171,7 @@ def test_mutant(mutant: Mutant, copy: Path, cache: str) -> None:
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.nb[ci]", "plots"))
     shutil.copy(ROOT / "pyproject.toml", copy)
     os.chdir(copy)
-    own = [str(copy), str(copy / "adapters"), str(ROOT)]  # the last for benchmarks, too
+    own = [*map(str, (copy, copy / "adapters", ROOT, ROOT / "examples"))]  # the latter two for benchmarks, too
     sys.path[:] = [*own, *sys.path]
     os.environ["PYTHONPATH"] = os.pathsep.join([*own, os.environ.get("PYTHONPATH", "")])  # processes of tests
     if not shared:

@@ -64,20 +64,17 @@ class TensorVecEnv(VecEnv):
     def close(self) -> None:
         """Nothing is open."""
 
-    def select(self, indices: Any) -> Sequence[int]:
-        return self._get_indices(indices)
-
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
-        return [getattr(self, attr_name) for _ in self.select(indices)]
+        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         setattr(self, attr_name, value)
 
     def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        return [getattr(self, method_name)(*args, **kwargs) for _ in self.select(indices)]
+        return [getattr(self, method_name)(*args, **kwargs) for _ in self._get_indices(indices)]
 
     def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
-        return [False for _ in self.select(indices)]
+        return [False for _ in self._get_indices(indices)]
 
 
 class GpuVecEnv(TensorVecEnv):

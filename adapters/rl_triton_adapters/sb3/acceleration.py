@@ -24,7 +24,7 @@ from rl_triton_adapters.common.overrides import find_override, find_own, list_st
 from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
-from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for
+from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for, to_arrays
 from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
 from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
 from rl_triton_adapters.sb3.tensor_envs import TensorRollouts, find_rollouts
@@ -285,6 +285,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def _describe_rollout(self) -> dict[str, Any]:
         """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
         buffer: Any = self.rollout_buffer
-        arrays = (torch.as_tensor(x).cpu().numpy().flatten() for x in (buffer.values, buffer.returns))
-        found = {"explained_variance": explained_variance(*arrays)}
+        values, returns = to_arrays((buffer.values, buffer.returns))
+        found = {"explained_variance": explained_variance(values.flatten(), returns.flatten())}
         return found | ({"std": self.policy.log_std.exp().mean().item()} if hasattr(self.policy, "log_std") else {})

@@ -75,7 +75,9 @@ class TritonGAEMixin(RolloutBuffer):
 
     def get(self, batch_size: int | None = None) -> Any:
         """As of Stable-Baselines3, also of a rollout on the device."""
-        vars(self).update(to_arrays(dict(vars(self))))
+        fields = vars(self)
+        if isinstance(fields["rewards"], torch.Tensor):
+            fields.update(to_arrays(dict(fields)))
         return super().get(batch_size)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:

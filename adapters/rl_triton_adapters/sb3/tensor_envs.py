@@ -147,12 +147,14 @@ def find_rollouts(model: Any, env: Any, known: TensorRollouts | None, stock: Any
     That is where something of a user's would not see them: a wrapper, which does not hand `step_tensors` on, a method
     in front of it, or what else the stock method calls.
     """
-    buffer, function = model.rollout_buffer, OnPolicyAlgorithm.collect_rollouts
     owner = next(x for x in (env, *type(env).__mro__) if STEPS & vars(x).keys())
+    if vars(owner).get("step_tensors") is None:  # most of them, which need no more questions
+        return None
+    buffer, function = model.rollout_buffer, OnPolicyAlgorithm.collect_rollouts
     own = find_own([model, buffer], [function], PACKAGES) or find_override(
         OnPolicyAlgorithm, [function.__name__], PACKAGES
     )
-    is_ours = isinstance(buffer, TritonGAEMixin) and buffer.backend is None and vars(owner).get("step_tensors")
+    is_ours = isinstance(buffer, TritonGAEMixin) and buffer.backend is None
     is_rounded = isinstance(model.action_space, spaces.Box) and not np.issubdtype(model.action_space.dtype, np.floating)
     if own or stock.__func__ is not function or not is_ours or is_rounded or model.policy.squash_output:
         return None

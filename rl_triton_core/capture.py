@@ -408,13 +408,10 @@ def hold_captures() -> Iterator[None]:
 
 @contextmanager
 def use_capture_stream(device: torch.device | str) -> Iterator[None]:
-    """Make a `DistributedDataParallel` inside, so that its gradients can be averaged in a graph.
+    """Make a `DistributedDataParallel` on a device inside, so that its gradients can be averaged in a graph.
 
     Gradients are added up on the stream on which it is made. A graph cannot wait for the default one; this is the
     stream of captures. Nothing happens on a CPU.
-
-    Args:
-        device: Of the module.
     """
     device = torch.empty(0, device=device).device  # with its index
     with CAPTURING, use_stream(device, "capture") if device.type == "cuda" else nullcontext():

@@ -79,11 +79,7 @@ def random_rollout(
 
 
 def relative_error(actual: ArrayLike, expected: ArrayLike) -> float:
-    """Return ‖actual − expected‖ / ‖expected‖ in float64.
-
-    Args:
-        actual: What was computed.
-        expected: What it should be; same shape.
+    """Return ‖actual − expected‖ / ‖expected‖ in float64, of two of the same shape.
 
     Returns:
         The relative error in the Euclidean norm; 0 if both are all zero or empty, infinity if only `expected` is all

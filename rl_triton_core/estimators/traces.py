@@ -82,10 +82,9 @@ def compute_eligibility_traces(
     Args:
         x: Features or gradients, [num_envs, num_steps, *features], or [num_steps, num_envs, *features] with
             ``time_dim=0``; float32, bfloat16, float16, or float64 (not on the triton backend). Any strides.
-        terminated: Nonzero where the transition ended in a terminal state, [num_envs, num_steps], shared by all
-            features; bool, integer, or floating point 0 and 1. None: nowhere.
-        truncated: Nonzero where the episode was cut (a time limit), which ends a trace too; shape and dtypes as those
-            of `terminated`. None: nowhere.
+        terminated: Flags of steps that ended in a terminal state, as of `compute_gae`, [num_envs, num_steps], shared by
+            all features.
+        truncated: Flags of steps whose episode was cut (a time limit), which ends a trace too; like `terminated`.
         gamma: Discount γ, a finite number >= 0. A discount per step goes into `decay`, which weighs what enters step t.
         lambda_: λ, a number in [0, 1].
         decay: Replaces γλ; `gamma` and `lambda_` are not read then. A number, one per feature (shaped like the
@@ -171,10 +170,8 @@ def compute_episodic_prefix_sum(
     Args:
         x: What to sum, [num_envs, num_steps, *features], or [num_steps, num_envs, *features] with ``time_dim=0``;
             floating point (float64 not on the triton backend) or integer. Any strides.
-        dones: Flags of episodes, [num_envs, num_steps], shared by all features; bool, integer, or floating point 0 and
-            1. None: nowhere.
-        boundary: What the flags say: ``"ends_at"``, the step is the last of an episode; ``"starts_at"``, it is the
-            first.
+        dones: Flags of episodes, as of `compute_gae`, [num_envs, num_steps], shared by all features. None: nowhere.
+        boundary: What the flags say: ``"ends_at"``, a step is an episode's last; ``"starts_at"``, it is its first.
         state: The `ScanState` that the previous rollout returned. None: C[-1] = 0.
         return_state: Whether to return this rollout's `ScanState` as well.
         mask: Flags of the steps that count, as of `compute_gae`, [num_envs, num_steps].

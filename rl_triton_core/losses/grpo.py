@@ -197,19 +197,12 @@ def add_sequences(problem: LossProblem, elements: Elements, advantages: Any, cu_
         )
     check.check_device("advantages", advantages, elements.device)
     check.check_detached("advantages", advantages)
-    if warns and cu_seqlens is not None and problem.per_sequence and shape == per_token[0] and not check.is_traced():
-        warn_of_reading(cu_seqlens)
+    are_both = cu_seqlens is not None and problem.per_sequence and shape == per_token[0] and not check.is_traced()
+    # unless each sequence is known to be a token
+    if warns and are_both and (cu_seqlens.device.type in check.UNREAD or (cu_seqlens.diff() != 1).any()):
+        text = "the shapes [num_sequences, 1] and [1, num_tokens] say which"
+        warn(f"advantages: got as many as sequences and as tokens, and took one per sequence; {text}")
     problem.set_streams(advantages=flatten(drop_graph(advantages)))
-
-
-def warn_of_reading(cu_seqlens: torch.Tensor) -> None:
-    """Say how flat advantages of as many sequences as tokens are read, unless each sequence is known to be a token."""
-    if cu_seqlens.device.type in check.UNREAD or (cu_seqlens.diff() != 1).any():
-        warn(
-            "advantages: got as many as sequences and as tokens, and took one per sequence; the shapes "
-            "[num_sequences, 1] and [1, num_tokens] say which",
-            stacklevel=2,
-        )
 
 
 def add_weights(problem: LossProblem, sequences: Sequences, weights: torch.Tensor, per_sequence: bool) -> None:

@@ -64,9 +64,7 @@ def token_log_probs(
         NaN or +∞ among them gets NaN, as does one without any finite logit.
 
     Raises:
-        TypeError: An argument's type or dtype is not one of the above.
-        ValueError: A shape, device or value is not, such as a token that there is not.
-        BackendUnavailableError: The backend asked for cannot run here.
+        ValueError: A shape, device or value is wrong, as a token that there is not; other errors as of `ppo_loss`.
 
     Example:
         >>> token_log_probs(torch.zeros(1, 4), torch.tensor([2]), entropy=True)

@@ -67,13 +67,8 @@ def check_layout(
 ) -> RolloutLayout:
     """Check a call's first per-step tensor and return the layout that it sets.
 
-    Args:
-        name: The argument's name.
-        tensor: The argument, [num_envs, num_steps], or [num_steps, num_envs] with ``time_dim=0``.
-        time_dim: The time dimension: -1 or 1, 0 or -2.
-        features: Whether trailing dimensions of features are allowed.
-        integers: Whether integer dtypes are allowed, beside floating point ones.
-        cu_seqlens: Where the sequences of a packed row begin and end; `tensor` is then [num_steps].
+    It is [num_envs, num_steps], or [num_steps, num_envs] with a `time_dim` of 0 or -2, perhaps with trailing dimensions
+    of `features`, perhaps of `integers`; with `cu_seqlens`, where sequences of a packed row begin and end, [num_steps].
     """
     if not isinstance(time_dim, (int, np.integer)) or isinstance(time_dim, bool):
         raise TypeError(f"time_dim: got {time_dim!r}, expected an int")
@@ -119,6 +114,14 @@ def assert_offsets(offsets: torch.Tensor, num_steps: int) -> None:
     """Assert the same on the device, without waiting for it."""
     rises = (offsets[0] == 0) & (offsets[-1] == num_steps) & (offsets.diff() >= 0).all()
     torch._assert_async(rises, "cu_seqlens: expected offsets from 0 to the number of steps, rising")
+
+
+def refuse(wrong: torch.Tensor, message: str) -> None:
+    """Raise ValueError where something is wrong; on a GPU, or for torch.compile, assert there that nothing is."""
+    if wrong.device.type in UNREAD or is_traced():
+        torch._assert_async(~wrong.any(), message)
+    elif wrong.any():
+        raise ValueError(message)
 
 
 def find_precision(arguments: Iterable[Any]) -> torch.dtype:

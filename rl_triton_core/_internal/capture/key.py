@@ -21,12 +21,8 @@ from rl_triton_core._internal.capture.host import HostState
 from rl_triton_core._internal.capture.optimizers import describe_settings, list_step_hooks
 from rl_triton_core._internal.capture.snapshot import Snapshot
 
-GLOBAL_HOOKS = (
-    module_hooks._global_forward_pre_hooks,
-    module_hooks._global_forward_hooks,
-    module_hooks._global_backward_pre_hooks,
-    module_hooks._global_backward_hooks,
-)
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+GLOBAL_HOOKS = [vars(module_hooks)[f"_global{name}"] for name in HOOKS]
 """Hooks of all modules."""
 FURTHER = ("state_dict", "with_kwargs", "always_called")
 INSIDE = [name for name, x in vars(nn.Module()).items() if isinstance(x, dict) and not any(y in name for y in FURTHER)]
@@ -69,7 +65,7 @@ def list_hooks(parts: Iterable[nn.Module], optimizers: Iterable[Optimizer], tens
     """The hooks that a step runs, by PyTorch's numbers: no two in a process have the same."""
     kinds: list[dict[int, Any] | None] = [*GLOBAL_HOOKS]
     for part in parts:
-        kinds += part._forward_pre_hooks, part._forward_hooks, part._backward_pre_hooks, part._backward_hooks
+        kinds += (getattr(part, name) for name in HOOKS)
     for x in tensors:
         kinds += x._backward_hooks, x._post_accumulate_grad_hooks
     for optimizer in optimizers:

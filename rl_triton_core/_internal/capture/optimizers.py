@@ -119,12 +119,6 @@ def describe_scaler(scaler: GradScaler) -> Hashable:
     return scaler.get_growth_factor(), scaler.get_backoff_factor(), scaler.get_growth_interval()
 
 
-def find_prepared(optimizer: Optimizer) -> PreparedOptimizer | None:
-    """What an optimizer is prepared by now."""
-    prepared: PreparedOptimizer | None = getattr(optimizer, "_rl_triton_prepared", None)
-    return prepared
-
-
 class PreparedOptimizer:
     """An optimizer that can be captured: learning rates are tensors, and steps can be switched off on the device.
 
@@ -132,12 +126,9 @@ class PreparedOptimizer:
     """
 
     def __init__(self, optimizer: Optimizer, stop: Tensor, invalidate: Callable[[], None]) -> None:
-        """Find the settings, and prepare the state. Another step that had it captures again.
+        """Find settings of one that `name_unsupported` does not name; another step that had it captures again.
 
-        Args:
-            optimizer: One that `name_unsupported` does not name.
-            stop: As in `CapturedStep`.
-            invalidate: A method that is called where graphs hold no longer; it does not keep its object alive.
+        `invalidate` is a method that is called where graphs hold no longer; it does not keep its object alive.
         """
         self.optimizer, self.stop, self.owner = optimizer, stop, WeakMethod(invalidate)
         self.scalers: dict[GradScaler, Hashable] = {}
@@ -146,7 +137,7 @@ class PreparedOptimizer:
         """What they are to be put back to."""
         self.is_scaled = self.skips_hooks = False
         """Whether a scaler has called the current step; whether it calls none where gradients are infinite."""
-        before = find_prepared(optimizer)
+        before: PreparedOptimizer | None = getattr(optimizer, "_rl_triton_prepared", None)
         if before is not None:
             before.release()
             before.invalidate()
@@ -318,9 +309,9 @@ class PreparedOptimizer:
 
     def release(self) -> None:
         """Learning rates as numbers, step counts where a plain optimizer has them; once."""
-        if find_prepared(self.optimizer) is not self:
+        if getattr(self.optimizer, "_rl_triton_prepared", None) is not self:
             return
-        del self.optimizer._rl_triton_prepared  # type: ignore[attr-defined]
+        del self.optimizer._rl_triton_prepared
         for handle in self.handles:
             handle.remove()
         self.show_numbers(self.optimizer.param_groups)

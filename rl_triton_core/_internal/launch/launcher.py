@@ -174,7 +174,9 @@ def postpone_recording() -> None:
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:
     """Record the launch of a compiled kernel, if this thread records. One that is interpreted is None."""
     if RECORDER.launches is not None and kernel is not None:
-        resolve = partial(resolve_launch, kernel, grid, arguments, current_device())
+        from triton.runtime import driver
+
+        resolve = partial(resolve_launch, kernel, grid, arguments, int(driver.active.get_current_device()))
         record_launch(RecordedLaunch(resolve, scratch))
 
 
@@ -230,13 +232,6 @@ def launch_hooks() -> tuple[Any, Any]:
     from triton import knobs
 
     return knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-
-
-def current_device() -> int:
-    """The index of the current device."""
-    from triton.runtime import driver
-
-    return int(driver.active.get_current_device())
 
 
 @cache

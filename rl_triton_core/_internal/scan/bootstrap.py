@@ -105,20 +105,12 @@ def scatter_final_values(
         dense = dense.scatter(layout.time_dim, find_last_step(mask, layout), last_value)
     cells = (env, time) if layout.time_dim == 1 else (time, env)
     dense = dense.index_put(cells, value)
-    check_distinct(dense[cells].detach(), value.detach())
+    if not check.is_transformed():
+        written, value = dense[cells].detach(), value.detach()
+        differs = (written != value) & ~(written.isnan() & value.isnan())
+        text = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
+        check.refuse(differs, text)
     return dense
-
-
-def check_distinct(written: torch.Tensor, value: torch.Tensor) -> None:
-    """Check that no cell has two values. On a GPU this is asserted there, without waiting."""
-    if check.is_transformed():
-        return
-    differs = ((written != value) & ~(written.isnan() & value.isnan())).any()
-    message = "bootstrap_values: got FinalValues with two values for the same step, expected one for each"
-    if value.device.type in check.UNREAD or check.is_traced():
-        torch._assert_async(~differs, message)
-    elif differs:
-        raise ValueError(message)
 
 
 def find_last_step(mask: torch.Tensor | None, layout: check.RolloutLayout) -> torch.Tensor:

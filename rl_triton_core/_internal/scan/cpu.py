@@ -34,7 +34,6 @@ CHUNKS_PER_THREAD = 4
 Chunk = tuple[int, int, int, int]
 """First group and end of the groups, first lane and end of the lanes."""
 SUPPORTS_EXPECTATION = False
-"""An `Expectation` as next values is summed before `run`."""
 
 
 def unavailable(device: torch.device) -> str | None:

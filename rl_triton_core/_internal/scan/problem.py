@@ -136,8 +136,7 @@ STREAMS = (
 
 def list_tensors(problem: Problem) -> tuple[torch.Tensor, ...]:
     """All tensors that a problem reads."""
-    expected = problem.next_values if isinstance(problem.next_values, Expectation) else ()
-    streams = (*problem.inputs, *expected, *(getattr(problem, name) for name in STREAMS))
+    streams = (*problem.inputs, *problem.ahead, *(getattr(problem, name) for name in STREAMS))
     return tuple(x for x in streams if isinstance(x, torch.Tensor))
 
 

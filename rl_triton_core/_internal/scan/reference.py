@@ -19,7 +19,6 @@ from rl_triton_core.boundaries import apply_boundary_rule
 
 Scan = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 SUPPORTS_EXPECTATION = True
-"""Whether `run` takes an `Expectation` as next values."""
 
 
 def unavailable(device: torch.device) -> str | None:

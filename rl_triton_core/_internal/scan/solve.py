@@ -42,30 +42,13 @@ def solve(
 ) -> Results:
     """Check the arguments of an estimator that looks at values, and compute its wanted results.
 
-    Args:
-        recurrence: The estimator.
-        inputs: Its inputs by name, without those that are not given; first the one that set the layout.
-        layout: What `check_layout` returned for that input.
-        wanted: Which of its outputs to compute.
-        gamma: Discount γ, one finite number >= 0 or one per step, where 0 ends the trajectory.
-        lambda_: λ in [0, 1]; `Step.decay` is γλ.
-        params: The recurrence's own numbers in the order of `Recurrence.params`, checked.
-        terminated: Flags of steps that ended in a terminal state; None: nowhere.
-        truncated: Flags of steps whose episode was cut although its state has a future; None: nowhere.
-        bootstrap_values: V(s_{t+1}) at truncated steps and at the rollout's end, in any of the public forms.
-        next_values: V(s_{t+1}) of every step, or an `Expectation` of it; replaces `bootstrap_values`.
-        mask: Nonzero where a step belongs to the trajectory; None: everywhere.
-        mask_mode: ``"skip"`` or ``"reset"``.
-        out: One preallocated tensor per output, None for those to allocate; None for all.
-        backend: ``"triton"``, ``"cpu"`` or ``"reference"``; None chooses by the tensors' device.
+    `inputs` are those of the recurrence by name, without those that are not given; first the one for which
+    `check_layout` returned the layout. `wanted` says which outputs to compute, and `params` are the numbers of
+    `Recurrence.params`, checked. `next_values` may be an `Expectation`, and `out` has a tensor or None for each output.
+    All others, and errors, are as of `compute_gae`; `Step.decay` is γλ.
 
     Returns:
         A tensor for every output in the order of `Recurrence.outputs`, None for each that is not wanted.
-
-    Raises:
-        TypeError: An argument has a wrong type or dtype.
-        ValueError: A shape, device or value is wrong, or neither `bootstrap_values` nor `next_values` was given.
-        BackendUnavailableError: The backend asked for cannot run here.
     """
     for name, tensor in inputs.items():
         check.check_per_step(name, tensor, layout)

@@ -28,7 +28,6 @@ MAX_UNROLLED_ACTIONS = 16
 MAX_UNROLLED_BY_GENERAL_KERNELS = 4
 """The same of general kernels, which with more would keep registers in memory."""
 SUPPORTS_EXPECTATION = True
-"""Whether `run` takes an `Expectation` as next values."""
 
 
 def unavailable(device: torch.device) -> str | None:

@@ -30,6 +30,8 @@ from rl_triton_core._internal.tokens.problem import TokenProblem, TokenResults, 
 SPAN = 1 << 16
 """About so many logits are a span: enough to pay for handing it to a thread."""
 NO_FLAGS = np.empty(0, np.uint8)
+Span = tuple[int, int, int, int]
+"""The index of the outer dimension, from where to where in the inner one, and the first token's place among all."""
 
 
 def run(problem: TokenProblem, results: TokenResults) -> None:
@@ -39,9 +41,9 @@ def run(problem: TokenProblem, results: TokenResults) -> None:
     numbers = torch.empty((4, problem.tokens.numel()), dtype=dtype, device="cpu")
     common = list_common(problem, numbers)
 
-    def evaluate_span(span: tuple[int, int, int]) -> None:
+    def evaluate_span(span: Span) -> None:
         x = take_span(rows, span, dtype)
-        evaluate(x.data_ptr(), x.stride(0), locate_span(rows, span), len(x), *common)
+        evaluate(x.data_ptr(), x.stride(0), span[3], len(x), *common)
 
     run_chunks(evaluate_span, list_spans(rows))
     for out, result in zip(results, numbers, strict=True):
@@ -58,11 +60,10 @@ def differentiate(problem: TokenProblem, results: TokenResults, upstream: Upstre
     numbers = torch.stack([zeros if x is None else x.to(dtype) for x in (*results, *upstream)]).view(6, -1)
     common = list_common(problem, numbers)
 
-    def differentiate_span(span: tuple[int, int, int]) -> None:
+    def differentiate_span(span: Span) -> None:
         x, own = take_span(rows, span, dtype), out[span[0], span[1] : span[2]]
         target = own if own.dtype == dtype else x
-        place = locate_span(rows, span)
-        differentiate_rows(x.data_ptr(), x.stride(0), target.data_ptr(), target.stride(0), place, len(x), *common)
+        differentiate_rows(x.data_ptr(), x.stride(0), target.data_ptr(), target.stride(0), span[3], len(x), *common)
         if target is not own:
             own.copy_(target)
 
@@ -81,19 +82,14 @@ def list_common(problem: TokenProblem, numbers: torch.Tensor) -> tuple[Any, ...]
     return size, width, tokens, np.ascontiguousarray(flags), inverse, numbers.numpy()
 
 
-def list_spans(rows: torch.Tensor) -> list[tuple[int, int, int]]:
-    """Spans of rows: the index of the outer dimension, and from where to where in the inner one."""
+def list_spans(rows: torch.Tensor) -> list[Span]:
+    """Spans of rows."""
     outer, inner, size = rows.shape
     step = max(1, SPAN // size)
-    return [(i, j, min(j + step, inner)) for i in range(outer) for j in range(0, inner, step)]
+    return [(i, j, min(j + step, inner), i * inner + j) for i in range(outer) for j in range(0, inner, step)]
 
 
-def locate_span(rows: torch.Tensor, span: tuple[int, int, int]) -> int:
-    """The place of a span's first token among all."""
-    return span[0] * rows.shape[1] + span[1]
-
-
-def take_span(rows: torch.Tensor, span: tuple[int, int, int], dtype: torch.dtype) -> torch.Tensor:
+def take_span(rows: torch.Tensor, span: Span, dtype: torch.dtype) -> torch.Tensor:
     """A span's logits in the type of the arithmetic, in place if they have that."""
     x = rows[span[0], span[1] : span[2]]
     return x if x.dtype == dtype else x.to(dtype, memory_format=torch.contiguous_format)

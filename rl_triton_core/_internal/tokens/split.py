@@ -41,20 +41,13 @@ class Part(NamedTuple):
         logs = logs - log_total
         is_owner = log_probs != math.inf
         valid = torch.ones_like(is_owner[0]) if problem.mask is None else problem.mask != 0
-        refuse_owners((is_owner.sum(0) != 1) & valid)
+        expected = "expected parts that `first` puts end to end"
+        wrong = (is_owner.sum(0) != 1) & valid
+        check.refuse(wrong, f"tokens: got one in no part of the vocabulary or in several, {expected}")
         log_prob = torch.where(is_owner, torch.where(is_empty, peaks, log_probs) + logs, 0).sum(0)
         entropy = [multiply_or_zero(logs.exp(), x - logs).sum(0) for x in entropies]
         log_prob, *entropy = (torch.where(valid, x, 0) for x in (log_prob, *entropy))
         return TokenResults(log_prob, peak, log_total, *entropy)
-
-
-def refuse_owners(wrong: torch.Tensor) -> None:
-    """Raise where a token is that of no process or of several; on a GPU, an assertion there."""
-    text = "tokens: got one in no part of the vocabulary or in several, expected parts that `first` puts end to end"
-    if wrong.device.type in check.UNREAD:
-        torch._assert_async(~wrong.any(), text)
-    elif wrong.any():
-        raise ValueError(text)
 
 
 def check_part(group: Any, first: Any) -> Part | None:

@@ -18,12 +18,10 @@ import torch
 
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core import compute_gae
+from rl_triton_core import extending as check
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_gymnasium_same_step
-from rl_triton_core.extending import RolloutLayout, check_flags, check_layout, check_number, check_per_step
 
 __all__ = ["AdvantagesAndReturns", "gae"]
-
-AUTORESETS = ("same_step", "next_step")
 
 
 class AdvantagesAndReturns(NamedTuple):
@@ -90,18 +88,16 @@ def gae(
     Source:
         https://github.com/vwxyzjn/cleanrl/blob/master/cleanrl/ppo.py
     """
-    lambda_ = check_number("gae_lambda", gae_lambda, 0.0, 1.0)
-    layout = check_layout("rewards", rewards, time_dim=0)
-    check_per_step("values", values, layout)
+    lambda_ = check.check_number("gae_lambda", gae_lambda, 0.0, 1.0)
+    layout = check.check_layout("rewards", rewards, time_dim=0)
+    check.check_per_step("values", values, layout)
     boundaries = _build_boundaries(layout, values, dones, next_value, next_done, truncations, final_values, autoreset)
     if find_off_switch():
         if truncations is None and autoreset == "same_step":
             return _run_loop(rewards, values, boundaries.terminated, next_value, gamma, gae_lambda)
         backend = "reference"
-    advantages, returns = compute_gae(
-        rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend
-    )
-    return AdvantagesAndReturns(advantages, returns)
+    results = compute_gae(rewards, values, **boundaries._asdict(), gamma=gamma, lambda_=lambda_, backend=backend)
+    return AdvantagesAndReturns(*results)
 
 
 def _run_loop(
@@ -118,7 +114,7 @@ def _run_loop(
 
 
 def _build_boundaries(
-    layout: RolloutLayout,
+    layout: check.RolloutLayout,
     values: torch.Tensor,
     dones: torch.Tensor,
     next_value: torch.Tensor,
@@ -128,10 +124,8 @@ def _build_boundaries(
     autoreset: str,
 ) -> Boundaries:
     """Convert flags and values to where episodes end and what follows."""
-    if autoreset not in AUTORESETS:
-        raise ValueError(f"autoreset: got {autoreset!r}, expected one of {', '.join(AUTORESETS)}")
-    next_step = autoreset == "next_step"
-    check_flags("dones", dones, layout)
+    next_step = check.check_choice("autoreset", autoreset, ("same_step", "next_step")) == "next_step"
+    check.check_flags("dones", dones, layout)
     boundaries = from_cleanrl(dones, next_done, next_value)
     if next_step and final_values is not None:
         raise ValueError(f"final_values: got {type(final_values).__name__}, expected None with autoreset='next_step'")
@@ -141,7 +135,7 @@ def _build_boundaries(
         raise ValueError("truncations: got None together with final_values, expected both or neither")
     if final_values is None and not next_step:
         raise ValueError("final_values: got None together with truncations, expected both or neither")
-    check_flags("truncations", truncations, layout)
+    check.check_flags("truncations", truncations, layout)
     done, cut = boundaries.terminated, truncations.bool()
     ended = done & ~cut
     if final_values is None:
@@ -150,6 +144,6 @@ def _build_boundaries(
         following = torch.cat([values[1:], next_value.reshape(1, -1)])
         final = torch.where(without, torch.nan, following)
         return Boundaries(ended & ~without, cut | without, final, dones == 0, 0)
-    check_per_step("final_values", final_values, layout)
+    check.check_per_step("final_values", final_values, layout)
     final = torch.where(done, final_values, torch.nan)
     return from_gymnasium_same_step(ended, cut, final, next_value, time_dim=0)

@@ -141,7 +141,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         That and `stops` are on the device.
         """
         step = self._update.step
-        assert step is not None
         if not step.reason:
             step.stop_if(stops)
             stops = step.stop
@@ -202,7 +201,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         results: tuple[torch.Tensor, ...] | None = None if deterministic else self._act_compiled(obs, **masks)
         if results is not None:
             return results
-        assert self._acting is not None
         if not (deterministic or self._acting.reason or torch.is_grad_enabled()):
             detach_distribution(self.policy)
             results = self._act_once(obs, masks)
@@ -225,7 +223,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _act_once(self, obs: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, ...]:
         """The results of a captured step of acting, by one copy."""
-        assert self._acting is not None
         masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
         actions, packed = self._acting(obs, masks)
         rows = packed.cpu()

@@ -56,7 +56,7 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     def __init__(self, *args: Any, enabled: bool = True, **kwargs: Any) -> None:
         self.enabled = check_enabled(enabled)
         self._update = CapturedUpdate(self._make_step, max_graphs=self.max_graphs)
-        self._acting: CapturedStep | None = None
+        self._acting: CapturedStep = None  # type: ignore[assignment]  # until it is found
         super().__init__(*args, **kwargs)
 
     def _excluded_save_params(self) -> list[str]:

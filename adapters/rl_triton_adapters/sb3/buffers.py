@@ -83,14 +83,8 @@ class TritonGAEMixin(RolloutBuffer):
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: npt.NDArray[np.bool_]) -> None:
         """Fill `advantages` and `returns` by generalised advantage estimation, GAE(gamma, gae_lambda).
 
-        Args:
-            last_values: Value of the observation after the last step, one per environment, on any device.
-            dones: Whether the last step of each environment ended an episode, [n_envs].
-
-        Raises:
-            TypeError: The class in front of which this one stands is no rollout buffer, or `last_values` no tensor.
-            ValueError: `last_values` or `dones` does not hold one entry per environment, or an array of the buffer is
-                not [n_steps, n_envs].
+        Of each environment, `last_values` has the value after the last step, on any device, and `dones` whether that
+        ended an episode. A wrong shape is a ValueError; a class without arrays of a rollout buffer, a TypeError.
         """
         if find_off_switch():
             super().compute_returns_and_advantage(last_values, dones)

@@ -32,7 +32,7 @@ from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import Deferral, read_numbers
 from rl_triton_adapters.common.versions import explained_import
 from rl_triton_core import check_backend, compute_gae, normalize_advantages
-from rl_triton_core.extending import check_number
+from rl_triton_core.extending import check_choice, check_number
 from rl_triton_core.losses import grpo_loss, linear_token_log_probs, token_log_probs
 
 with explained_import(__name__, "verl", "0.7.1"):
@@ -212,9 +212,8 @@ def fused_linear(
     out, and a temperature per token, are verl's own.
     """
     if not _is_plain(vocab_weights, temperature):
-        return _get_stock("FusedLinearForPPOFunction").apply(
-            hidden_states, vocab_weights, input_ids, temperature, chunk_size
-        )
+        stock = _get_stock("FusedLinearForPPOFunction")
+        return stock.apply(hidden_states, vocab_weights, input_ids, temperature, chunk_size)
     options: dict[str, Any] = {"temperature": temperature, "entropy": True, "backend": backend}
     log_probs, entropy = linear_token_log_probs(hidden_states, vocab_weights, input_ids, **options)
     return log_probs.float(), entropy.to(hidden_states.dtype)
@@ -263,9 +262,7 @@ def _get_aggregation(
     loss_scale_factor: float | None = None,
 ) -> tuple[str, Any]:
     """The aggregation of `grpo_loss`, and what the sum is divided by, for all ranks together."""
-    if loss_agg_mode not in AGGREGATIONS:
-        raise ValueError(f"loss_agg_mode: got {loss_agg_mode!r}, expected one of {', '.join(AGGREGATIONS)}")
-    aggregation, name = AGGREGATIONS[loss_agg_mode]
+    aggregation, name = AGGREGATIONS[check_choice("loss_agg_mode", loss_agg_mode, [*AGGREGATIONS])]
     divisor = {"batch_num_tokens": batch_num_tokens, "global_batch_size": global_batch_size, "": 1}[name]
     if divisor is None and dp_size > 1:
         raise ValueError(f"{name}: got None with dp_size={dp_size}, expected the number of all ranks")

@@ -1,7 +1,7 @@
 """Whole iterations, rollout and update, of PPO of Stable-Baselines3 with environments that are tensors.
 
 *Stock* is Stable-Baselines3's own and *arrays* TritonPPO, both with the environments' NumPy arrays; *ours* is TritonPPO
-with their tensors. *RSL-RL* is our adapter of that package with networks and minibatches of the same size.
+with their tensors. *RSL-RL* is our adapter of that package, if installed, with networks and minibatches of that size.
 """
 
 from argparse import Namespace
@@ -11,15 +11,13 @@ from functools import partial
 from io import StringIO
 from typing import Any
 
-import ppo_rsl_rl
 import ppo_sb3_gpu_envs
 import torch
-from rsl_rl.runners import OnPolicyRunner
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from benchmarks import harness
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.results import Row, make_row
+from benchmarks.settings import Setting, find_missing
 
 HIDDEN = [256, 256, 256]
 
@@ -46,13 +44,16 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
     }
     steps = setting.num_envs * setting.num_steps
     arms = {name: partial(agent.learn, steps, reset_num_timesteps=False) for name, agent in agents.items()}
-    arms["RSL-RL"] = make_rsl_rl(flags)
+    missing = find_missing(["rsl_rl"])
     with redirect_stdout(StringIO()):
+        arms |= {} if missing else {"RSL-RL": make_rsl_rl(flags)}
         for arm in (*arms.values(), *arms.values()):  # the second update is the first that is a graph
             arm()
         assert (agents["arrays"]._rollouts, agents["ours"]._rollouts is None) == (None, options.device == "cpu")
         times = harness.time_in_turns(arms, options.device, turns=options.rounds, burst=1)
     yield from harness.list_times(times, unit="ms", step="iteration")
+    for metric in ("full", "over ours") if missing else ():
+        yield make_row("RSL-RL", metric, "", [], "rsl_rl is not installed", step="iteration")
 
 
 def make_sb3(flags: list[str], wrapper: Any = lambda env: env) -> Any:
@@ -63,11 +64,11 @@ def make_sb3(flags: list[str], wrapper: Any = lambda env: env) -> Any:
 
 
 def make_rsl_rl(flags: list[str]) -> Callable[[], Any]:
+    import ppo_rsl_rl
+
     args = ppo_rsl_rl.parse_arguments(flags)
     config = ppo_rsl_rl.make_config(args)
     for network in ("actor", "critic"):
         config[network] |= {"hidden_dims": HIDDEN, "activation": "elu"}
     env = ppo_rsl_rl.TensorEnv(args.env, args.num_envs, args.device, seed=0)
-    with redirect_stdout(StringIO()):
-        runner = OnPolicyRunner(env, config, device=args.device)
-    return partial(runner.learn, 1)
+    return partial(ppo_rsl_rl.OnPolicyRunner(env, config, device=args.device).learn, 1)

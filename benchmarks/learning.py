@@ -7,7 +7,6 @@ Rounding grows with every update, so runs of one seed differ in the end, and onl
 with weights moved by 1e-7 of themselves before training: what rounding alone does.
 """
 
-import multiprocessing
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from itertools import product
+from multiprocessing import TimeoutError, get_context
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,11 +47,10 @@ def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting
     ends = time.time() + options.ends - time.perf_counter()
     runs = [Run(setting, x, i, devices[i % len(devices)], ends) for i, x in product(range(setting.seeds), arms)]
     found: dict[str, Any] = {arm: [] for arm in arms}
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, torch.set_num_threads, (1,), None if options.quick else 1) as pool:
+    with get_context("spawn").Pool(options.jobs, torch.set_num_threads, (1,), None if options.quick else 1) as pool:
         for run, result in [(run, pool.apply_async(train, (run,))) for run in runs]:
             left = None if options.ends == float("inf") else max(0.0, options.ends + GRACE - time.perf_counter())
-            with suppress(multiprocessing.TimeoutError):
+            with suppress(TimeoutError):
                 found[run.arm].append(result.get(left))
     return found
 
@@ -137,8 +136,6 @@ def find_chance(first: list[float], second: list[float], trials: int = 20_000) -
 
 
 def train_sb3(run: Run) -> Outcome:
-    from stable_baselines3.common import evaluation
-
     from rl_triton_adapters.common.optimizers import fuse_optimizer
 
     name = run.setting.algorithm
@@ -152,8 +149,8 @@ def train_sb3(run: Run) -> Outcome:
             fuse_optimizer(owner.optimizer)
     model.learn(run.setting.total_steps)
     model.get_env().training = False  # the normalisation stays as it is
-    masked = "sb3_contrib.common.maskable.evaluation" if name == "MaskablePPO" else ""
-    evaluate = (import_module(masked) if masked else evaluation).evaluate_policy
+    folder = "sb3_contrib.common.maskable" if name == "MaskablePPO" else "stable_baselines3.common"
+    evaluate = import_module(f"{folder}.evaluation").evaluate_policy
     returns, _ = evaluate(model, model.get_env(), EPISODES, return_episode_rewards=True)
     return float(np.mean([episode["r"] for episode in model.ep_info_buffer])), float(np.mean(returns))
 

@@ -400,7 +400,8 @@ def list_first() -> str:
     """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
     lines, where = list_gains("first")
     wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
-    lines.append(["the same in Isaac Lab's training, by task, GPU", "", f"{min(wholes)} to {max(wholes)}, estimated"])
+    whole = ["the same in Isaac Lab's training, by task, GPU", "", f"{min(wholes)} to {max(wholes)}, estimated"]
+    lines.insert(1 + [line[0].partition(":")[0] for line in lines].index("RSL-RL"), whole)
     table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
     return f"{table}\n\nWhole training, environments included, but for that update. Medians and quartiles, {where}"
 
@@ -410,8 +411,7 @@ def list_expected(name: str) -> str:
     lines, where = list_gains(name)
     heads = [f"{device}, {head}" for device in ("CPU", "GPU") for head in ("steps/s", "times as fast")]
     table = make_table(["algorithm, task", *heads], lines)
-    paired = "Factors are those of runs in pairs, so they are not exactly ratios of the speeds."
-    return f"{table}\n\nMedians, with quartiles in brackets, {where} {paired}"
+    return f"{table}\n\nMedians, with quartiles, {where} Factors are those of runs in pairs, no ratios of speeds."
 
 
 def list_gains(name: str) -> tuple[list[list[str]], str]:
@@ -436,11 +436,11 @@ def find_expected(benchmark: str, setting: dict[str, Any], on_cpu: bool) -> tupl
 
 def list_gain(rows: Sequence[Row]) -> list[str]:
     """Steps per second of stock and ours, and the ratio with its quartiles; dashes if they were not measured."""
-    gain = next((row for row in rows[::-1] if row.metric in ("speed-up", "over ours") and row.median), None)
-    if gain is None:
+    gains = [row for row in rows if row.median and (row.metric == "speed-up" or row[1:3] == ("stock", "over ours"))]
+    if not gains:
         return ["–", "–"]
-    rates = [count_steps(rows, arm) for arm in ("stock", "ours" if gain.arm == "stock" else gain.arm)]
-    return [" → ".join(map(format_number, rates)), format_row(gain)]
+    rates = [count_steps(rows, arm) for arm in ("stock", gains[-1].arm.replace("stock", "ours"))]
+    return [" → ".join(map(format_number, rates)), format_row(gains[-1])]
 
 
 def count_steps(rows: Sequence[Row], arm: str) -> float | None:

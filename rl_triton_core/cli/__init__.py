@@ -53,6 +53,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return report.exit_code
     except (BackendUnavailableError, ImportError, TypeError, ValueError) as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        return 130  # as of a shell
     finally:
         sys.stdout.flush()
 
@@ -68,7 +70,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     for name, module in COMMANDS.items():
         command = commands.add_parser(name, help=module.HELP, description=module.HELP)
-        command.add_argument("--json", action="store_true", help="Print one JSON document and nothing else.")
+        if name != "run":  # which becomes the command, and prints nothing
+            command.add_argument("--json", action="store_true", help="Print one JSON document and nothing else.")
         if hasattr(module, "add_arguments"):
             module.add_arguments(command)
     return parser

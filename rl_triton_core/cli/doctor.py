@@ -109,7 +109,7 @@ def is_newer_than_tested(wanted: Requirement) -> bool:
 
 def check_triton() -> Finding:
     """Compare Triton with the version that PyTorch asks for."""
-    if not has_triton():
+    if platform.system() != "Linux":
         return Finding("ok", "Triton is for Linux; the cpu backend needs none")
     requires = map(Requirement, find_requires("torch"))
     wanted = next((x.specifier for x in requires if x.name in TRITON and applies(x, "")), None)
@@ -168,16 +168,11 @@ def check_backends() -> Finding:
 
 def find_remedy(backend: str) -> str:
     """Say what to do where a backend is not available."""
-    if backend == "triton" and not has_triton():
+    if backend == "triton" and platform.system() != "Linux":
         return "use Linux, or WSL, since Triton is for Linux"
     if backend == "cpu" and os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return "unset NUMBA_DISABLE_JIT"
     return f"pip install --upgrade {'numba' if backend == 'cpu' else backend}"
-
-
-def has_triton() -> bool:
-    """Whether there is a Triton for this system."""
-    return platform.system() == "Linux"
 
 
 def check_caches() -> Finding:

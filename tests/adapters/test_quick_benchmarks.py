@@ -10,7 +10,7 @@ from benchmarks import learning, results
 from benchmarks.settings import TABLE, read_settings
 
 NAMES = ("losses", "packed", "trl_step", "cleanrl", "sb3", "off_policy", "perceptrons", "torchrl")
-NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics")
+NAMES += ("same_learning", "same_learning_rllib", "rllib", "rllib_training", "impala", "robotics", "gpu_envs")
 """Other tests run the others."""
 
 
@@ -23,8 +23,8 @@ def test_a_quick_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     quick = "--quick --device cpu --jobs 1 --seconds 0.001 --commit abc"
     assert runner.main([str(tmp_path), name, *quick.split()]) == 0
-    files = (folder / f"{name}.csv" for folder in (tmp_path, results.RESULTS / "cpu"))
-    found, known = ({(row.arm, row.metric) for row in results.read_result(path).rows} for path in files)
+    read = results.read_result(tmp_path / f"{name}.csv"), [*results.read_machines(name).values()][-1]
+    found, known = ({(row.arm, row.metric) for row in x.rows} for x in read)
     assert found == known
 
 

@@ -648,3 +648,5 @@ def test_minibatches_of_a_train_by_hand_are_as_large_as_stock_ones(kind):
             model.train(gradient_steps=1)
         sizes.append([call.args[0] for call in sample.call_args_list])
     assert sizes[0] == sizes[1] != []
+    with pytest.raises(ValueError, match="batch_size: got 0"):
+        make_model(kind).learn(30).train(2, batch_size=0)

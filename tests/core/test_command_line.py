@@ -256,7 +256,7 @@ def test_warmup(capsys):
         ("selftest --seed -1", "--seed: got -1, expected at least 0"),
         ("selftest --case -1", "--case: got -1, expected at least 0"),
         ("run --off sb -- true", "expected a command, and for --off one of sb3, sb3-contrib, rllib"),
-        ("doctor --fast", "unrecognized arguments: --fast"),
+        ("run --json --off sb -- true", "unrecognized arguments: --json"),
     ],
 )
 def test_wrong_usage(capsys, arguments, said):

@@ -37,6 +37,7 @@ from rl_triton_adapters.sb3.compiled_off_policy import (
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.extending import check_count
 
 ACTORS = ("actor", "q_net", "quantile_net")  # what a policy acts with, by its names in the algorithms
 NETWORKS = (*ACTORS, "critic", "actor_target", "critic_target", "q_net_target", "quantile_net_target")
@@ -103,6 +104,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
             step.reset()
             super().train(gradient_steps, batch_size)
             return
+        check_count("batch_size", batch_size)
         self._modes.set_mode(True)
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import tree
+from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline, NormalizeAndClipActions
@@ -133,7 +134,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     def observe(self, episodes: list[Any]) -> dict[str, Tensor]:
         """What a module takes: the last observations of episodes, [num_envs, ...]."""
-        batch = torch.from_numpy(np.stack([x.observations.data[-1] for x in episodes]))
+        batch = torch.from_numpy(np.array([x.observations.data[-1] for x in episodes]))
         return {Columns.OBS: batch.float() if batch.is_floating_point() and batch.dtype != torch.float16 else batch}
 
     def _act(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -146,25 +147,29 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     def choose_actions(self, inputs: Tensor) -> dict[str, Any]:
         """Actions [num_envs, ...] and rows of what belongs to each, drawn as torch.distributions draws them."""
+        inputs = inputs.detach()
         if self._kind is TorchCategorical:
-            logits = inputs - inputs.logsumexp(-1, keepdim=True)
-            chosen = torch.multinomial(logits.softmax(-1), 1, True) if self._explores else inputs.argmax(-1, True)
-            actions, log_probs = chosen.squeeze(-1), logits.gather(-1, chosen).squeeze(-1)
+            largest = inputs.amax(-1, True)  # `logsumexp` and `multinomial` also look for what is not finite
+            logits = inputs - (inputs - largest).exp_().sum(-1, True).log_().add_(largest)
+            probs, numbers = logits.softmax(-1), torch.empty_like(logits)
+            actions = (probs.numpy() / numbers.exponential_().numpy() if self._explores else inputs.numpy()).argmax(-1)
+            log_probs = logits.numpy()[np.arange(len(actions)), actions]
         else:
             mean, log_std = inputs.chunk(2, dim=-1)
             distribution = Normal(mean, log_std.exp())
-            actions = distribution.sample() if self._explores else mean  # type: ignore[no-untyped-call]
-            log_probs = distribution.log_prob(actions).sum(-1)  # type: ignore[no-untyped-call]
-        log_probs = log_probs if self._explores else torch.zeros_like(actions)
-        columns = Columns.ACTIONS, Columns.ACTION_LOGP, Columns.ACTION_DIST_INPUTS
-        arrays = [x.detach().numpy() for x in (actions, log_probs, inputs)]
-        kinds = [np.float32 if x.dtype.kind == "f" else np.int32 for x in arrays]
-        results = {name: x.astype(kind) for name, x, kind in zip(columns, arrays, kinds, strict=True)}  # copies
+            drawn = distribution.sample() if self._explores else mean  # type: ignore[no-untyped-call]
+            actions, log_probs = drawn.numpy(), distribution.log_prob(drawn).sum(-1).numpy()  # type: ignore[no-untyped-call]
+        actions = actions.astype(np.float32 if actions.dtype.kind == "f" else np.int32)  # a copy, as those below
+        results = {
+            Columns.ACTIONS: actions,
+            Columns.ACTION_LOGP: [*(log_probs.astype(np.float32) if self._explores else np.zeros_like(actions))],
+            Columns.ACTION_DIST_INPUTS: [*inputs.numpy().astype(np.float32)],
+        }
         piece: Any = next(x for x in self._known[1] if isinstance(x, NormalizeAndClipActions))
         if piece.normalize_actions or piece.clip_actions:
-            change = unsquash_action if piece.normalize_actions else clip_action
-            results[Columns.ACTIONS_FOR_ENV] = change(results[Columns.ACTIONS].copy(), piece._action_space_struct)
-        return results | {name: [*results[name]] for name in columns[1:]}
+            change, space = unsquash_action if piece.normalize_actions else clip_action, piece._action_space_struct
+            results[Columns.ACTIONS_FOR_ENV] = change(actions.copy(), space) if isinstance(space, Box) else actions
+        return results
 
     def _call(self, ours: Callable[[Any], Any], stock: Callable[..., Any], given: Any, taken: Any) -> Any:
         """What one of ours returns, if it has agreed with RLlib's connectors, and no callback has changed any since.

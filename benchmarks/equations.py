@@ -65,11 +65,6 @@ def look_ahead(x: Tensor, dim: int, last: Tensor) -> Tensor:
     return torch.cat([x.narrow(dim, 1, x.shape[dim] - 1), last.unsqueeze(dim)], dim)
 
 
-def look_back(x: Tensor, dim: int) -> Tensor:
-    """x[t-1], and 0 before the first step."""
-    return torch.cat([torch.zeros_like(x.narrow(dim, 0, 1)), x.narrow(dim, 0, x.shape[dim] - 1)], dim)
-
-
 def find_done(i: Inputs) -> Tensor:
     flags = i["dones"] if "dones" in i else i["terminated"]
     return flags | i["truncated"] if "truncated" in i else flags
@@ -135,27 +130,18 @@ def solve_retrace(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor
 
 def solve_lambda_returns(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
     """Sutton & Barto 2018: G[t] = r + γ(1 − λ)·V[t+1] + γλ·G[t+1]; r + γ·NV at the end."""
+    values = i["values"] if "values" in i else torch.zeros_like(i["rewards"])
     continues = find_continuing(i, dim).to(i["rewards"].dtype)
     weights = rates.gamma * (1 - rates.lambda_ * continues)
-    alpha = i["rewards"] + weights * find_next_values(i, i["values"], dim)
+    alpha = i["rewards"] + weights * find_next_values(i, values, dim)
     return (scan(alpha, rates.gamma * rates.lambda_ * continues, dim, True),)
 
 
-def solve_discounted_returns(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
-    """G[t] = r + γ·G[t+1]; r + γ·NV at the end."""
-    values = torch.zeros_like(i["rewards"])
-    return solve_lambda_returns({**i, "values": values}, dim, Rates(rates.gamma, 1.0), scan)
-
-
 def solve_traces(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
-    """z[t] = x + γλ·z[t-1] within an episode."""
-    continues = ~look_back(find_done(i), dim)
+    """z[t] = x + γλ·z[t-1] within an episode, and prefix sums without discounts."""
+    done = find_done(i)
+    continues = ~torch.cat([torch.zeros_like(done.narrow(dim, 0, 1)), done.narrow(dim, 0, done.shape[dim] - 1)], dim)
     return (scan(i["x"], rates.gamma * rates.lambda_ * continues.to(i["x"].dtype), dim, False),)
-
-
-def solve_prefix_sum(i: Inputs, dim: int, rates: Rates, scan: Scan) -> tuple[Tensor, ...]:
-    """C[t] = x + C[t-1] within an episode."""
-    return solve_traces(i, dim, Rates(1.0, 1.0), scan)
 
 
 class Estimator(NamedTuple):
@@ -181,12 +167,12 @@ ESTIMATORS = {
     "retrace": Estimator("compute_retrace", solve_retrace, Q_STEPS, TARGETS, bootstraps=False, lambda_=1.0),
     "lambda_returns": Estimator("compute_lambda_returns", solve_lambda_returns, STEPS, ("returns",), lambda_=0.95),
     "discounted_returns": Estimator(
-        "compute_discounted_returns", solve_discounted_returns, ("rewards", "terminated"), ("returns",)
+        "compute_discounted_returns", solve_lambda_returns, ("rewards", "terminated"), ("returns",)
     ),
     "eligibility_traces": Estimator(
         "compute_eligibility_traces", solve_traces, ("x", "terminated"), ("traces",), bootstraps=False, lambda_=0.95
     ),
-    "prefix_sum": Estimator("compute_episodic_prefix_sum", solve_prefix_sum, ("x", "dones"), ("sums",), **LOCAL),
+    "prefix_sum": Estimator("compute_episodic_prefix_sum", solve_traces, ("x", "dones"), ("sums",), **LOCAL),
 }
 VARIANTS = {  # GAE without its value targets, and with a mask
     "gae_advantages": GAE._replace(outputs=("advantages",)),

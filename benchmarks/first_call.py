@@ -8,14 +8,10 @@ import importlib
 import multiprocessing
 import os
 import tempfile
-from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 
-from benchmarks.harness import time_call
+from benchmarks.harness import Options, Rows, Setting, make_row, time_call
 from benchmarks.providers.others import make_call
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting
 from benchmarks.workloads import Workload, draw_inputs
 
 Times = tuple[float, ...]
@@ -23,7 +19,7 @@ PAIRS = 3  # of processes
 UPDATE = "update, "  # before its head
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """Phases over some pairs of processes."""
     empty, filled = zip(*(time_pair(setting) for _ in range(PAIRS)), strict=True)
     phases = {"import": (empty + filled, 0), "compiled": (empty, 1), "loaded": (filled, 1), "second call": (filled, 2)}

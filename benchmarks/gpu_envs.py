@@ -4,8 +4,7 @@
 with their tensors. *RSL-RL* is our adapter of that package, if installed, with networks and minibatches of that size.
 """
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -16,8 +15,8 @@ import torch
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from benchmarks import harness
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting, find_missing
+from benchmarks.harness import Options, Rows, Setting, make_row
+from benchmarks.settings import find_missing
 
 HIDDEN = [256, 256, 256]
 
@@ -32,7 +31,7 @@ class Arrays(VecEnvWrapper):
         return self.venv.step_wait()
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """One iteration each, in turns."""
     flags = ["--env", setting.env, "--num-envs", str(setting.num_envs), "--num-steps", str(setting.num_steps)]
     flags += ["--device", options.device]

@@ -21,15 +21,19 @@ from typing import Any
 import torch
 
 from benchmarks.results import Row, make_row
+from benchmarks.settings import Setting
 from rl_triton_core import set_num_threads
 from rl_triton_core.testing import assert_close, relative_error
 
+__all__ = ["Options", "Rows", "Setting", "Times", "make_row"]  # what benchmarks are made of
+
 Call = Callable[[], Any]
+Options, Rows = Namespace, Iterator[Row]
+Times = dict[str, list[list[float]]]  # of every call, by arm and turn
 FLOORS = ("null", "torch_add")  # arms that compute something less, with which nothing is compared
 TURNS, BURST = 5, 50
 SECONDS = 1.0  # about how long an arm is timed: slow calls come in shorter bursts
 PROCESSES = min(14, os.cpu_count() or 1)  # that compile: each takes some memory of the GPU
-A_DAY = 86_400.0
 TOLERANCE = 1e-5  # the largest error of an arm that counts; float32 loops stay well below
 
 
@@ -42,7 +46,7 @@ def measure_arms(
     moved: int = 0,
     peaks: bool = False,
     **setting: Any,
-) -> Iterator[Row]:
+) -> Rows:
     """The lines of all arms: full calls, and on a GPU the device's own time.
 
     There also that in which a copy moves so many bytes, if any, and on demand the peaks of memory.
@@ -57,9 +61,7 @@ def measure_arms(
         yield make_row(name, "peak", "MiB", measure_memory(call), **setting)
 
 
-def list_times(
-    times: dict[str, list[list[float]]], reference: str = "ours", metric: str = "full", unit: str = "µs", **setting: Any
-) -> Iterator[Row]:
+def list_times(times: Times, reference: str = "ours", metric: str = "full", unit: str = "µs", **setting: Any) -> Rows:
     """The lines of all arms' times, and of how many times as long as the reference they take, turn by turn."""
     for name, bursts in times.items():
         scale = {"µs": 1.0, "ms": 1e-3}[unit]
@@ -77,13 +79,13 @@ def time_in_turns(
     seconds: float | None = None,
     turns: int = TURNS,
     burst: int | None = None,
-) -> dict[str, list[list[float]]]:
+) -> Times:
     """The times of every call, by arm and turn.
 
     A burst of a given length has no warm-ups, others as many as calls: its first call finds the caches as another arm
     left them.
     """
-    times: dict[str, list[list[float]]] = {name: [] for name in arms}
+    times: Times = {name: [] for name in arms}
     calls: dict[str, int] = {}
     for _, name in itertools.product(range(turns), arms):
         if name not in calls:
@@ -108,7 +110,7 @@ def take_turns(arms: Iterable[str], seconds: float, least: int, most: int = 1 <<
         yield from order[::-1] if round_ % 2 else order
 
 
-def time_rounds(calls: dict[str, Call], options: Namespace) -> dict[str, list[float]]:
+def time_rounds(calls: dict[str, Call], options: Options) -> dict[str, list[float]]:
     """The times of every arm, of one call in each round."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for name in take_turns(calls, options.seconds, options.rounds):
@@ -205,14 +207,14 @@ def set_threads(count: int) -> None:
     set_num_threads(count)
 
 
-def compile_ahead(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], options: Namespace) -> None:
+def compile_ahead(function: Callable[..., Any], jobs: Iterable[tuple[Any, ...]], options: Options) -> None:
     """On a GPU, call a function in parallel processes, which fill the compilers' caches on disk.
 
     What takes more than half of the time is compiled, and what fails fails again, where it is timed.
     """
     if options.device != "cuda":
         return
-    seconds = min(A_DAY, (options.ends - time.perf_counter()) / 2)
+    seconds = min(86_400.0, (options.ends - time.perf_counter()) / 2)
     context = multiprocessing.get_context("spawn")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # in these processes, which are many
     with ProcessPoolExecutor(PROCESSES, context) as pool:

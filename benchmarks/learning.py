@@ -8,8 +8,7 @@ with weights moved by 1e-7 of themselves before training: what rounding alone do
 """
 
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
@@ -20,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.results import Row, make_row
-from benchmarks.settings import TABLE, Setting
+from benchmarks.harness import Options, Rows, Setting, make_row
+from benchmarks.settings import TABLE
 
 GRACE = 10.0  # seconds that runs have to return when the time is over
 EPISODES = 20  # without exploration, after training
@@ -41,7 +40,7 @@ Points = list[tuple[int, float, float]]
 """Of a run: steps, seconds and returns."""
 
 
-def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting, options: Namespace) -> dict[str, Any]:
+def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting, options: Options) -> dict[str, Any]:
     """What the runs of every arm return, one with each seed; those that the time does not allow are left out."""
     devices = [f"cuda:{i}" for i in range(torch.cuda.device_count())] if options.device == "cuda" else ["cpu"]
     ends = time.time() + options.ends - time.perf_counter()
@@ -55,13 +54,13 @@ def train_all(train: Callable[[Run], Any], arms: Sequence[str], setting: Setting
     return found
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """Every arm with every seed: curves, and when they reach the target. Quartiles are those over seeds."""
     for arm, curves in train_all(train, ("stock", "ours"), setting, options).items():
         yield from describe_curves(arm, [*filter(None, curves)], setting)
 
 
-def describe_curves(arm: str, curves: list[Points], setting: Setting) -> Iterator[Row]:
+def describe_curves(arm: str, curves: list[Points], setting: Setting) -> Rows:
     reaching = ([x for x in points if x[2] >= setting.target_return] for points in curves)
     reached = [points[0] for points in reaching if points]
     finished = [points for points in curves if points[-1][0] >= setting.total_steps]
@@ -111,7 +110,7 @@ Outcome = tuple[float, float]
 """What one run returns in training (the last episodes, or all iterations), and after it."""
 
 
-def compare(train: Callable[[Run], Outcome], setting: Setting, options: Namespace) -> Iterator[Row]:
+def compare(train: Callable[[Run], Outcome], setting: Setting, options: Options) -> Rows:
     """Quartiles over seeds, all values in the note, and how likely a difference of means as large is by chance."""
     arms = ("stock", *MORE_ARMS.get(setting.algorithm, ()), "ours")  # the quickest last
     outcomes = train_all(train, arms, setting, options)

@@ -10,7 +10,6 @@ are beyond the inputs.
 from __future__ import annotations
 
 import importlib.util
-from argparse import Namespace
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,8 +19,7 @@ from torch import distributed
 from torch.nn.functional import linear
 
 from benchmarks import harness
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting, make_row
 from benchmarks.token_log_probs import CHECKED_TOKENS, LENGTH, Results, Way, compute_ours, compute_plain
 from rl_triton_core.losses import linear_grpo_loss, linear_token_log_probs
 from rl_triton_core.testing import assert_close
@@ -29,9 +27,10 @@ from rl_triton_core.testing import assert_close
 Loss = Callable[..., torch.Tensor]
 BURST, PARTS = 5, 2
 COEFFICIENT = 0.01  # of the entropy
+compute_linear = partial(linear_token_log_probs, entropy=True)
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     given = draw(setting, options.device)
     in_place = partial(compute_eagerly, of_logits=partial(compute_ours, inplace_backward=True))
     ways: dict[str, Way] = {"eager": compute_eagerly, "in place": in_place, "ours": compute_linear}
@@ -44,11 +43,12 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         check_way(way, *given[:3])
     for loss in losses.values():
         check_loss(loss, *given)
-    arms = {name: partial(run_both, way, *given[:3]) for name, way in ways.items()}
-    arms |= {name: partial(run_both, loss, *given) for name, loss in losses.items()}
+    leaves = given[:2]
+    arms = {name: partial(harness.run_pass, way, leaves, *given[:3]) for name, way in ways.items()}
+    arms |= {name: partial(harness.run_pass, loss, leaves, *given) for name, loss in losses.items()}
     if options.device == "cuda" and importlib.util.find_spec("liger_kernel"):
         arms["Liger's GRPO"] = make_liger(*given)
-    arms["bound"] = partial(make_products, *(x.detach() for x in given[:2]))
+    arms["bound"] = partial(make_products, *(x.detach() for x in leaves))
     about = {"host_only": (*arms,), "peaks": options.device == "cuda", "reference": "bound"}
     yield from harness.measure_arms(arms, options.device, options.seconds, **about)
     if options.device == "cuda" and torch.cuda.device_count() < PARTS:
@@ -69,7 +69,7 @@ def draw(setting: Setting, device: str) -> list[torch.Tensor]:
     return [*leaves, tokens, make(setting.tokens)]
 
 
-def measure_part(device: str, setting: Setting) -> tuple[dict[str, list[list[float]]], dict[str, float]]:
+def measure_part(device: str, setting: Setting) -> tuple[harness.Times, dict[str, float]]:
     """Microseconds and peaks of one process, which has some of the vocabulary, once the results are right."""
     given, size = draw(setting, device), -(-setting.vocabulary // PARTS)
     own = slice(size * distributed.get_rank(), size * (1 + distributed.get_rank()))
@@ -77,7 +77,8 @@ def measure_part(device: str, setting: Setting) -> tuple[dict[str, list[list[flo
     check_way(way, *given[:3], own=own)
     check_loss(loss, *given, own=own)
     given[1] = given[1][own].detach().requires_grad_()
-    calls = {"split": partial(run_both, way, *given[:3]), "GRPO split": partial(run_both, loss, *given)}
+    calls = {"split": partial(harness.run_pass, way, given[:2], *given[:3])}
+    calls["GRPO split"] = partial(harness.run_pass, loss, given[:2], *given)
     times = harness.time_in_turns(calls, device, burst=BURST)  # as many on each, which wait for each other
     return times, {} if device == "cpu" else {name: harness.measure_memory(call) for name, call in calls.items()}
 
@@ -86,10 +87,6 @@ def compute_eagerly(
     hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, of_logits: Way = compute_plain
 ) -> Results:
     return of_logits(linear(hidden, weight), tokens)
-
-
-def compute_linear(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, **part: Any) -> Results:
-    return linear_token_log_probs(hidden, weight, tokens, entropy=True, **part)
 
 
 def compute_as_trl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor) -> Results:
@@ -105,11 +102,6 @@ def compute_as_verl(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Te
     module: Any = importlib.import_module("verl.utils.kernel.linear_cross_entropy")
     log_probs, entropy = module.linear_cross_entropy(hidden, weight, tokens, 1.0, "none")
     return log_probs * 1, entropy * 1  # whose gradients lie in order, as the kernels want them
-
-
-def run_both(way: Way | Loss, *given: torch.Tensor) -> None:
-    """With the gradients by hidden states and weight of all that is found."""
-    harness.run_pass(way, given[:2], *given)
 
 
 def compute_loss(*given: torch.Tensor, **part: Any) -> torch.Tensor:

@@ -3,16 +3,14 @@
 On a CPU torch.compile compiles for any size. Our result is compared with eager PyTorch's before it is timed.
 """
 
-from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import distributions
 
 from benchmarks import harness
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting
 from rl_triton_core.losses import Categorical, Gaussian, LogProbs, grpo_loss, ppo_loss
 from rl_triton_core.testing import assert_close
 
@@ -66,7 +64,7 @@ def compute_fused(head: str, b: dict[str, torch.Tensor]) -> torch.Tensor:
     return ppo_loss(policy, b.get("actions"), b["old"], b["advantages"], entropy_coef=0.01, **value).loss
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     harness.set_threads(setting.threads)
     b = draw_minibatch(setting.head, setting.elements, setting.width, options.device)
     with torch.no_grad():  # a graph that lives on ties the inputs to this stream, and none of them can be captured
@@ -83,7 +81,7 @@ def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
         yield from harness.measure_arms(arms, options.device, options.seconds, **about)
 
 
-def prepare(settings: Sequence[Setting], options: Namespace) -> None:
+def prepare(settings: Sequence[Setting], options: Options) -> None:
     harness.compile_ahead(compile_only, [(setting,) for setting in settings], options)
 
 

@@ -5,8 +5,6 @@ same updates of the same rollout, and weights must agree. Times are those of the
 nothing is captured.
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -15,22 +13,25 @@ from torch import distributed
 
 from benchmarks import harness
 from benchmarks.end_to_end.cleanrl import make_arguments
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting
 
 WARM_UPS = 2
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """The lines of both arms; where nothing was captured, the reason."""
     times, reason = harness.run_in_group(time_updates, setting.processes, options.device, setting, options.rounds)
     for row in harness.list_times(times, "captured", "iteration", "ms"):
         yield row._replace(note=reason if row.arm == "captured" else "")
 
 
-def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, list[list[float]]], str]:
+def time_updates(device: str, setting: Setting, turns: int) -> tuple[harness.Times, str]:
     """Microseconds of iterations, a turn each, and why nothing was captured."""
-    trainings = {update: make_training(setting, update, device) for update in ("eager", "captured")}
+    trainings = {}
+    for update in ("eager", "captured"):
+        args = make_arguments(setting, update, device)
+        args.seed = 1 + distributed.get_rank()
+        trainings[update] = DistributedTraining(args)
     compare_updates(*trainings.values())
     calls = {name: partial(x.run_iteration, x.args.learning_rate) for name, x in trainings.items()}
     times = harness.time_in_turns(calls, device, turns=turns + WARM_UPS, burst=1)
@@ -39,12 +40,6 @@ def time_updates(device: str, setting: Setting, turns: int) -> tuple[dict[str, l
         training.collect.reset()
         training.update.reset()
     return {name: found[WARM_UPS:] for name, found in times.items()}, reason
-
-
-def make_training(setting: Setting, update: str, device: str) -> DistributedTraining:
-    args = make_arguments(setting, update, device)
-    args.seed = 1 + distributed.get_rank()
-    return DistributedTraining(args)
 
 
 def compare_updates(eager: DistributedTraining, captured: DistributedTraining) -> None:

@@ -4,8 +4,6 @@ All arms begin alike and make the same first gradient steps, after which paramet
 is rounded. On a GPU, a third arm asks no more what its updates depend on: the bound of what questions cost.
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,8 +12,7 @@ import numpy as np
 
 from benchmarks import harness
 from benchmarks.end_to_end.sb3 import find_class
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting, make_row
 
 
 class Frames(gym.ObservationWrapper):
@@ -35,7 +32,7 @@ FIRST, WARM_UP, TURN = 21, 40, 100
 """Steps of an environment: until the first gradient steps, until the first turn, and of a turn."""
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """Environment steps per second of the arms, and their ratios, paired by turns."""
     models: dict[str, Any] = {}
     for name in ("stock", "ours", *["unasked"] * (options.device == "cuda")):

@@ -1,7 +1,5 @@
 """Sequences end to end (cu_seqlens) against the same ones as padded rows, with a mask or all of one length."""
 
-from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -11,13 +9,12 @@ import torch
 import rl_triton_core as ours
 from benchmarks import harness
 from benchmarks.calls import list_tensors
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting
 from benchmarks.workloads import ESTIMATORS, draw_sequences
 from rl_triton_core.testing import assert_close
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """All arms have the same real steps, and their results agree."""
     lengths = np.random.default_rng(0).integers(setting.shortest, setting.longest + 1, setting.sequences)
     mask = torch.arange(int(lengths.max())) < torch.as_tensor(lengths)[:, None]

@@ -5,8 +5,6 @@ has one epoch and at least four minibatches. After the first one, parameters mus
 any size are compiled here, to see from which on they should not be: `networks.MAX_WEIGHTS`.
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.logger import Logger
 
 from benchmarks import harness
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting
 from rl_triton_adapters.sb3 import TritonPPO
 from rl_triton_core._internal.mlp import networks
 
@@ -37,7 +34,7 @@ class Task(Env[Any, Any]):
         self.action_space = spaces.Box(-1, 1, (setting.actions,))
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     torch.set_num_threads(1)
     networks.MAX_WEIGHTS = max(networks.MAX_WEIGHTS, setting.hidden**2)
     models = {name: make_model(kind, setting) for name, kind in (("stock", PPO), ("eager", Eager), ("ours", TritonPPO))}

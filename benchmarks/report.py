@@ -222,12 +222,9 @@ LOOPS = [name for name, table in TABLE.items() if table.get("module", "").starts
 
 def list_loop(rows: Sequence[Row]) -> str:
     """As `list_arms`, with settings in words."""
-    return list_arms([row._replace(setting=f"setting={describe_setting(row)}") for row in rows])
-
-
-def describe_setting(row: Row) -> str:
-    x = {name: WORDS.get(value, value) for name, value in row.read_setting().items()}
-    return str(Setting(**x | {"recompute": x["recompute"] == "yes"}))
+    read = ({name: WORDS.get(x, x) for name, x in row.read_setting().items()} for row in rows)
+    settings = (Setting(**x | {"recompute": x["recompute"] == "yes"}) for x in read)
+    return list_arms([row._replace(setting=f"setting={x}") for row, x in zip(rows, settings, strict=True)])
 
 
 def describe_range(rows: Sequence[Row]) -> str:
@@ -456,8 +453,7 @@ def count_steps(rows: Sequence[Row], arm: str) -> float | None:
 PARTS: dict[str, Callable[[], str]] = {
     **{x: partial(write_benchmark, x, partial(list_rows, **y.get("page", {}))) for x, y in TABLE.items()},
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
-    "learning": partial(write_benchmark, "learning", list_learning),
-    **{x: partial(write_benchmark, x, list_arms) for x in ("same_learning", "same_learning_rllib")},
+    **{x: partial(write_benchmark, x, list_learning) for x in ("learning", "same_learning", "same_learning_rllib")},
     **{name: partial(write_benchmark, name, list_loop, f"### {name_arm(name)}: {{}}") for name in LOOPS},
     "training": describe_training,
     "rllib_gain": lambda: make_list(describe_rllib()),

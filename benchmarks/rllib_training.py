@@ -5,7 +5,6 @@ stepped as often as in an iteration, with the same actions each time: no trainin
 """
 
 import random
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,13 +16,12 @@ import torch
 from ray.rllib.algorithms.ppo import PPOConfig
 
 from benchmarks import harness
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting, make_row
 from rl_triton_adapters.rllib import enable_triton
 from rl_triton_core.testing import assert_close
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """Milliseconds of an iteration, and how many times faster ours is."""
     with local_ray():
         algorithms = {arm: build_algorithm(arm, setting, options.device) for arm in ("stock", "ours")}

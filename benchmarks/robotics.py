@@ -1,8 +1,6 @@
 """Whole updates of RSL-RL, RL-Games and skrl against ours, of the same rollout."""
 
-import argparse
 import tempfile
-from collections.abc import Iterator
 from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
@@ -21,19 +19,17 @@ from skrl.utils.runner.torch import Runner as SkrlRunner
 from torch import Tensor, distributed
 
 from benchmarks import harness
-from benchmarks.results import Row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting, Times
 from rl_triton_adapters.common.update import release_graphs
 from rl_triton_adapters.rl_games import register_agents
 from rl_triton_adapters.skrl import TritonRunner
 
-Times = dict[str, list[list[float]]]
 BF16, TF32, LSTM, SYMMETRY, RND = "bf16", "tf32", "lstm", "symmetry", "random network distillation"
 ZEROED = "lstm, zero_rnn_on_done"
 EPOCHS, MINIBATCHES, HIDDEN = 5, 4, [256, 256, 256]  # of an update, as in Isaac Lab's configurations
 
 
-def measure(setting: Setting, options: argparse.Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     """A package's own code and ours in turn."""
     run = time_updates if setting.processes == 1 else partial(harness.run_in_group, time_share, setting.processes)
     return harness.list_times(run(options.device, setting, options.rounds), unit="ms", step="update")

@@ -8,8 +8,7 @@ compared with float64 first.
 """
 
 import importlib
-from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 import torch
 
 from benchmarks import harness
+from benchmarks.harness import Options, Rows, Setting, make_row
 from benchmarks.losses import KINDS
-from benchmarks.results import Row, describe_failure, make_row
-from benchmarks.settings import Setting
+from benchmarks.results import describe_failure
 from rl_triton_core.losses import token_log_probs
 from rl_triton_core.testing import assert_close
 
@@ -101,7 +100,7 @@ def find_kernels(logits: torch.Tensor, tokens: torch.Tensor) -> tuple[dict[str, 
     return found, notes
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     harness.set_threads(setting.threads)
     torch._dynamo.reset()
     device, dtype = options.device, getattr(torch, setting.dtype)

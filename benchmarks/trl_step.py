@@ -4,8 +4,6 @@ The responses are drawn ahead: nothing is generated. On a GPU the model has the 
 what `bf16=True` makes of it. Peaks are beyond the parameters.
 """
 
-from argparse import Namespace
-from collections.abc import Iterator
 from functools import partial
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,8 +15,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks import harness
-from benchmarks.results import Row, make_row
-from benchmarks.settings import Setting
+from benchmarks.harness import Options, Rows, Setting, make_row
 from rl_triton_adapters.trl import TritonGRPOTrainer
 from rl_triton_core.testing import assert_close
 
@@ -47,7 +44,7 @@ def make_batch(lengths: torch.Tensor, tokens: int, vocabulary: int) -> dict[str,
     return batch | {"completion_ids": ids[:, 4:], "completion_mask": mask, "num_items_in_batch": mask.sum()}
 
 
-def measure(setting: Setting, options: Namespace) -> Iterator[Row]:
+def measure(setting: Setting, options: Options) -> Rows:
     responses, tokens, layers, width, vocabulary = vars(setting).values()
     sizes = {"vocab_size": vocabulary, "hidden_size": width, "intermediate_size": 5 * width}
     sizes |= {"num_hidden_layers": layers, "num_attention_heads": width // 64, "num_key_value_heads": 2}

@@ -34,10 +34,6 @@ class Workload(NamedTuple):
         return self.num_envs * self.num_steps
 
     @property
-    def per_step(self) -> tuple[str, ...]:
-        return self.spec.inputs + ("truncated",) * self.truncated
-
-    @property
     def shape(self) -> tuple[int, int]:
         return (self.num_envs, self.num_steps) if self.time_dim == 1 else (self.num_steps, self.num_envs)
 
@@ -62,7 +58,7 @@ def draw_inputs(workload: Workload, device: str, seed: int = 0) -> Inputs:
         x = draw_normal(*workload.shape, *[ACTIONS] * (name in PER_ACTION))
         return x.softmax(-1) if name == "next_action_probs" else x
 
-    inputs = {name: draw_input(name) for name in workload.per_step}
+    inputs = {name: draw_input(name) for name in workload.spec.inputs + ("truncated",) * workload.truncated}
     if workload.spec.bootstraps:
         inputs["bootstrap_values"] = draw_normal(*(workload.shape if workload.truncated else (workload.num_envs,)))
     return inputs
@@ -90,5 +86,6 @@ def compute_oracle(workload: Workload, inputs: Inputs, envs: Tensor | None = Non
 
 def solve_equations(spec: Estimator, time_dim: int, inputs: Inputs, scan: equations.Scan) -> tuple[Tensor, ...]:
     flags = {name: inputs[name] != 0 for name in inputs if name in FLAGS}
-    results = spec.equation({**inputs, **flags}, time_dim, equations.Rates(GAMMA, spec.lambda_ or 1.0), scan)
+    rates = equations.Rates(GAMMA if spec.discounts else 1.0, spec.lambda_ or 1.0)
+    results = spec.equation({**inputs, **flags}, time_dim, rates, scan)
     return results[: len(spec.outputs)]

@@ -132,8 +132,7 @@ def time_parts(learner: Any, watch: Stopwatch, is_captured: bool) -> None:
     pieces = learner._learner_connector.connectors
     if hasattr(learner, "find_estimator"):
         pieces[-1] = learner.find_estimator()  # as it is while the pipeline runs
-    piece = pieces[-1]
-    kind = type(piece)
+    piece, kind = pieces[-1], type(pieces[-1])
     is_ours = "_compute_columns" in vars(kind)
     method, name = ("_compute_columns", "compute_gae_of_slots") if is_ours else ("__call__", RECURRENCE)
     copy = vars(kind)[method]

@@ -87,20 +87,16 @@ def make_task(env: str, num_envs: int, seed: int = 0) -> tuple[str, Any]:
     if name.endswith(HIDDEN):
         return policy, VecNormalize(make(name.removesuffix(HIDDEN), wrapper_class=hide_velocities))
     if family == "MaskablePPO":
-        return policy, make(make_masked if name == "InvalidActionEnvDiscrete" else partial(allow_all_actions, name))
+        return policy, make(partial(make_masked, name))
     return policy, make(name)
 
 
-def make_masked() -> Any:
-    from sb3_contrib.common.envs import InvalidActionEnvDiscrete
-
-    return InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60)
-
-
-def allow_all_actions(name: str) -> Any:
-    from sb3_contrib.common.wrappers import ActionMasker
-
-    return ActionMasker(gymnasium.make(name), lambda env: np.ones(env.action_space.n, bool))
+def make_masked(name: str) -> Any:
+    """sb3-contrib's environment, or another one whose actions are all allowed."""
+    if name == "InvalidActionEnvDiscrete":
+        return import_module("sb3_contrib.common.envs").InvalidActionEnvDiscrete(dim=80, n_invalid_actions=60)
+    mask = import_module("sb3_contrib.common.wrappers").ActionMasker
+    return mask(gymnasium.make(name), lambda env: np.ones(env.action_space.n, bool))
 
 
 def hide_velocities(env: Any) -> Any:
@@ -143,7 +139,5 @@ def compute_results(buffer: Any) -> list[Tensor]:
 
 
 def make_states(buffer: Any) -> Any:
-    from sb3_contrib.common.recurrent.type_aliases import RNNStates
-
     zeros = torch.zeros(buffer.hidden_state_shape[1:])
-    return RNNStates((zeros, zeros), (zeros, zeros))
+    return import_module("sb3_contrib.common.recurrent.type_aliases").RNNStates((zeros, zeros), (zeros, zeros))

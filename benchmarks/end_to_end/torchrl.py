@@ -34,7 +34,8 @@ class Training:
         options = {"fused": True, "capturable": True} if captured else {}
         self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=3e-4, **options)
         self.update = CudaGraphModule(self.take_step, in_keys=[], out_keys=[]) if captured else self.take_step
-        self.compiled = make_compiled(self.loss, self.optimizer) if compiles else None
+        networks = self.loss.actor_network.module[0].module[0], self.loss.critic_network.module
+        self.compiled = CompiledUpdate(*networks, self.optimizer, head="gaussian") if compiles else None
         self.data = self.draw_experience()
         estimator = GAE if name == "stock" else TritonGAE
         self.estimator = estimator(gamma=GAMMA, lmbda=LAMBDA, value_network=critic).to(setting.device)
@@ -95,11 +96,6 @@ def make_networks(setting: Setting) -> tuple[Any, Any]:
         parameters, in_keys=["loc", "scale"], distribution_class=IndependentNormal, return_log_prob=True
     )
     return actor, ValueOperator(make_layers(1), in_keys=["observation"])
-
-
-def make_compiled(loss: Any, optimizer: Any) -> CompiledUpdate:
-    (actor, _), critic = loss.actor_network.module[0].module, loss.critic_network.module
-    return CompiledUpdate(actor, critic, optimizer, head="gaussian")
 
 
 def view_rollout(samples: Any) -> Rollout:

@@ -112,13 +112,10 @@ def gae_terms(rewards, values, terminated, truncated, bootstrap, t, inside, last
 
 @triton.jit
 def gae_kernel(
-    rewards, values, terminated, truncated, bootstrap, out, returns, steps, gamma, lambda_,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+    rewards, values, terminated, truncated, bootstrap, out, returns, steps, gamma, lambda_, BLOCK: tl.constexpr
+):
     t, inside, last = index_reversed_row(steps, BLOCK)
-    alpha, beta, value = gae_terms(
-        rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_
-    )  # fmt: skip
+    alpha, beta, value = gae_terms(rewards, values, terminated, truncated, bootstrap, t, inside, last, gamma, lambda_)
     advantage, _ = tl.associative_scan((alpha, beta), 0, combine)
     tl.store(out + t, advantage, mask=inside)
     if returns is not None:
@@ -130,19 +127,14 @@ def gae_walk(rewards, values, terminated, bootstrap, out, returns, steps, gamma,
     state = 0.0
     for start in range(0, steps, BLOCK):
         t, inside, last = index_reversed_row(steps, BLOCK, start)
-        alpha, beta, value = gae_terms(
-            rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_
-        )  # fmt: skip
+        alpha, beta, value = gae_terms(rewards, values, terminated, None, bootstrap, t, inside, last, gamma, lambda_)
         advantage, state = scan_block(alpha, beta, state, BLOCK)
         tl.store(out + t, advantage, mask=inside)
         tl.store(returns + t, advantage + value, mask=inside)
 
 
 @triton.jit
-def returns_kernel(
-    rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
+def returns_kernel(rewards, values, terminated, truncated, bootstrap, out, steps, gamma, lambda_, BLOCK: tl.constexpr):
     t, inside, last = index_reversed_row(steps, BLOCK)
     reward = tl.load(rewards + t, mask=inside, other=0.0)
     nonterminal = 1.0 - tl.load(terminated + t, mask=inside, other=0).to(tl.float32)

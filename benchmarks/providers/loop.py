@@ -42,7 +42,6 @@ def find_next_value(i: Inputs, values: Tensor | None, t: int) -> Tensor:
 
 
 def run_gae(i: Inputs, lambda_: float) -> list[Tensor]:
-    """Schulman 2016."""
     rewards, values = i["rewards"], i["values"]
     advantages, advantage = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t, nonterminal, inner in iterate_backward(i):
@@ -52,7 +51,6 @@ def run_gae(i: Inputs, lambda_: float) -> list[Tensor]:
 
 
 def run_lambda_returns(i: Inputs, lambda_: float) -> list[Tensor]:
-    """Sutton & Barto 2018."""
     rewards = i["rewards"]
     returns, following = torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t, nonterminal, inner in iterate_backward(i):
@@ -62,7 +60,6 @@ def run_lambda_returns(i: Inputs, lambda_: float) -> list[Tensor]:
 
 
 def run_vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
-    """Espeholt 2018."""
     rewards, values = i["rewards"], i["values"]
     targets, advantages, error = torch.zeros_like(rewards), torch.zeros_like(rewards), torch.zeros_like(rewards[0])
     for t, nonterminal, inner in iterate_backward(i):
@@ -76,7 +73,6 @@ def run_vtrace(i: Inputs, lambda_: float) -> list[Tensor]:
 
 
 def run_retrace(i: Inputs, lambda_: float) -> list[Tensor]:
-    """Munos 2016."""
     rewards, q_values = i["rewards"], i["q_values"]
     targets, advantages = torch.zeros_like(rewards), torch.zeros_like(rewards)
     error = trace = next_q_value = torch.zeros_like(rewards[0])

@@ -92,7 +92,6 @@ def compile_rows() -> Any:
 
 
 def run_rows(rewards: Any, values: Any, terminated: Any, bootstrap: Any, gamma: Any, lambda_: Any) -> Any:
-    """Schulman 2016."""
     advantages, returns = np.empty(rewards.shape, np.float32), np.empty(rewards.shape, np.float32)
     for n in range(rewards.shape[0]):
         advantage, following = np.float32(0), bootstrap[n]

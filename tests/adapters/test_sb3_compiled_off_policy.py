@@ -255,11 +255,13 @@ def test_what_was_not_compiled_is_asked_again_at_times(monkeypatch):
     model = make_model(TritonDQN)
     handle = hook(model.q_net)
     model.learn(500, callback=At(lambda model: handle.remove(), 200))
-    assert model._compiled is not None and len(asked) == 3  # at first, and in each mode where replaced functions are
+    assert model._compiled is not None and len(asked) == 2  # at first, and where replaced functions are
     handle = hook(model.q_net)
     assert model.learn(30, reset_num_timesteps=False).describe().startswith(LEFT)
     handle.remove()
     assert model.describe() == COMPILED
+    model.learn(30, callback=At(lambda model: setattr(model, "enabled", False), 550), reset_num_timesteps=False)
+    assert model._update.stock == "switched off"
 
 
 def watch(model):

@@ -111,8 +111,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
 
     def _find_replaced(self) -> str:
         """Which function that the stock update can call was replaced; while it learns, as asked every 256 steps."""
-        moment = self.start_time, self.num_timesteps // 256
-        if self._asked[0] != moment or not self.num_timesteps:
+        moment = self._find_moment()
+        if self._asked[0] != moment:
             modules = list_modules(vars(self)["policy"]) if "policy" in vars(self) else []
             things = [self, *modules]  # and what they hold of the framework
             for x in things:
@@ -120,6 +120,10 @@ class AcceleratedAlgorithm(BaseAlgorithm):
                 things += [y for y in parts if all(y is not z for z in things)]
             self._asked = moment, find_replaced(list_stock(type(self), "train", PACKAGES), things, PACKAGES), ""
         return self._asked[1]
+
+    def _find_moment(self) -> Any:
+        """Equal as long as it is not asked again which functions were replaced: never before it learns."""
+        return self.start_time, self.num_timesteps // 256 if self.num_timesteps else object()
 
     def _list_optimizers(self) -> list[Optimizer]:
         """The optimizers that a step calls."""

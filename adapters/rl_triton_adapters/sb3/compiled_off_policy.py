@@ -12,6 +12,7 @@ from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from torch import nn
 
 from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock, make_snapshot
+from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import draw_samples
@@ -51,19 +52,19 @@ class Compiled(NamedTuple):
     acting: CompiledNetwork
     takes_rows: bool  # observations are the features
     acts: bool  # nothing else is in a policy's `predict`
+    is_alone: bool = False  # nothing of a user's runs between gradient steps and the next rollout
 
 
 def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, str]:
     """The compiled gradient steps of an algorithm, and why there are none; those that are known ask before they run."""
-    networks = algorithm._list_networks()
+    compiled = None if asks else find_known(algorithm)
+    if compiled is not None:
+        return compiled, ""
+    networks, compiled, policy = algorithm._list_networks(), algorithm._compiled, algorithm.policy
     if networks is None:
         algorithm._compiled = None
         return None, f"{type(algorithm).__name__} has no compiled steps for its networks"
-    compiled, policy, found = algorithm._compiled, algorithm.policy, algorithm._modes.found
     is_same = compiled is not None and compiled.networks.is_like(networks)
-    known = found.get(policy.training) if is_same and not asks else None
-    if known is not None and list_facts(algorithm, known[0]) == known[1] and known[2].holds():
-        return compiled, ""
     algorithm._compiled, reason = None, find_unknown(algorithm, networks)
     if not reason and not is_same:
         actor = [nn.Sequential(*parts) for parts in networks.actor]
@@ -75,15 +76,30 @@ def find_compiled(algorithm: Any, asks: bool = True) -> tuple[Compiled | None, s
     if not reason:
         modules = [policy, *list_called(networks.owners)]
         own = find_own(modules, list_stock(type(policy), "predict", PACKAGES), PACKAGES)
-        algorithm._compiled = compiled._replace(acts=compiled.takes_rows and not own)
+        others = [algorithm, vars(algorithm).get("_logger")]
+        is_alone = not find_own(others, list_stock(type(algorithm), "learn", PACKAGES), PACKAGES)
+        algorithm._compiled = compiled._replace(acts=compiled.takes_rows and not own, is_alone=is_alone)
         snapshot = make_snapshot([algorithm, *modules], PACKAGES)
-        found[policy.training] = modules, list_facts(algorithm, modules), snapshot
+        algorithm._modes.found[policy.training] = modules, list_facts(algorithm, modules), snapshot
     return algorithm._compiled, reason
+
+
+def find_known(algorithm: Any) -> Compiled | None:
+    """The compiled steps of an algorithm that were found, as long as nothing changes by which stock ones would run."""
+    compiled, update, found = algorithm._compiled, algorithm._update, algorithm._modes.found
+    known = None if compiled is None or update.step is None or update.stock else found.get(algorithm.policy.training)
+    if known is None or list_facts(algorithm, known[0]) != known[1] or not known[2].holds():
+        return None
+    networks = algorithm._list_networks()
+    return compiled if networks is not None and compiled.networks.is_like(networks) else None
 
 
 def list_facts(algorithm: Any, modules: list[Any]) -> list[Any]:
     """What counts of an algorithm, whose attributes may be in the place of methods, and of the classes of modules."""
-    return [algorithm.policy, algorithm.observation_space, *map(type, (algorithm, *modules)), *vars(algorithm)]
+    own = [algorithm.policy, algorithm.observation_space, algorithm.device, vars(algorithm).get("_logger")]
+    own += algorithm.enabled, algorithm.use_sde, find_off_switch(), algorithm._find_moment()
+    settings = [type(getattr(algorithm, name)) for name in algorithm.read_settings]
+    return [*own, *settings, *map(type, (algorithm, *modules)), *vars(algorithm)]
 
 
 def find_unknown(algorithm: Any, networks: Networks) -> str:

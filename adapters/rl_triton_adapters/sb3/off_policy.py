@@ -25,15 +25,8 @@ from rl_triton_adapters.common.modes import TrainingModes
 from rl_triton_adapters.common.optimizers import clip_gradients, fused
 from rl_triton_adapters.common.overrides import find_override, find_own, list_stock
 from rl_triton_adapters.common.update import DeferredChecks
+from rl_triton_adapters.sb3 import compiled_off_policy as compiled
 from rl_triton_adapters.sb3.base import PACKAGES, AcceleratedAlgorithm, replace_methods
-from rl_triton_adapters.sb3.compiled_off_policy import (
-    Compiled,
-    Networks,
-    find_compiled,
-    find_own_steps,
-    predict,
-    run_compiled,
-)
 from rl_triton_adapters.sb3.minibatches import Form, Stored, draw_minibatches
 from rl_triton_adapters.sb3.policies import detach_distribution, kept_distribution
 from rl_triton_core.capture import CapturedStep
@@ -68,7 +61,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
     )
     max_graphs: ClassVar[int] = 8
     eager_devices: ClassVar[tuple[str, ...]] = ("cuda",)  # on a CPU, nothing is gained
-    _find_compiled, _predict_compiled, _find_own_steps = find_compiled, predict, find_own_steps
+    _find_compiled, _predict_compiled = compiled.find_compiled, compiled.predict
+    _find_own_steps = compiled.find_own_steps
     counts_each: ClassVar[int] = 0
     """1 where the stock algorithm counts an update before it draws the minibatch, not at the end of `train`."""
 
@@ -83,7 +77,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._writes = Writes()
         self._names: dict[tuple[Any, ...], list[str]] = {}  # of statistics, by the parts of a gradient step
         self._is_learning = self._has_asked = False
-        self._compiled: Compiled | None = None
+        self._compiled: compiled.Compiled | None = None
         self._unfinished: tuple[Unread, dict[str, list[float]]] | None = None
         super().__init__(*args, enabled=enabled, **kwargs)
 
@@ -99,7 +93,8 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         """Make gradient steps, as the stock algorithm does."""
         batch_size = signature(super().train).parameters["batch_size"].default if batch_size is None else batch_size
         self._finish_update()
-        stock, step, self._has_asked = self._find_stock(asks=False), self._update.step, True
+        stock = "" if compiled.find_known(self) else self._find_stock(asks=False)
+        step, self._has_asked = self._update.step, True
         if stock or not (torch.is_grad_enabled() and gradient_steps):
             step.reset()
             super().train(gradient_steps, batch_size)
@@ -108,10 +103,10 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         self._modes.set_mode(True)
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
-        step.resume()
         if self._compiled is not None:
-            self._log_history(run_compiled(self, self._compiled.update, gradient_steps, batch_size))
+            self._log_history(compiled.run_compiled(self, self._compiled.update, gradient_steps, batch_size))
             return
+        step.resume()
         with fused(optimizers if step.reason else ()):
             self._make_steps(step, gradient_steps, batch_size)
         if not (self._is_learning and self._can_act) or self._finds_others():
@@ -126,7 +121,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         own = find_own(list_callbacks(CALLBACKS.get(self)), moments, PACKAGES)
         return own or find_own([self], list_stock(type(self), "learn", PACKAGES), PACKAGES)
 
-    def _list_networks(self) -> Networks | None:
+    def _list_networks(self) -> compiled.Networks | None:
         """What a compiled gradient step calls; None where there is no such step, and none of the methods for it."""
         return None
 
@@ -280,11 +275,13 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
 
     def collect_rollouts(self, env: Any, callback: Any, *args: Any, **kwargs: Any) -> Any:
         """Collect a rollout, as the stock algorithm does, with the policy's steps captured."""
-        if not self._has_asked:
+        CALLBACKS[self], has_asked, self._has_asked = callback, self._has_asked, False  # since the last gradient step
+        if not has_asked:
             self._find_update()
-        CALLBACKS[self], self._has_asked = callback, False  # since the last gradient step
-        compiled = None if self._compiled is None or self.acts_exactly else self._find_compiled(asks=False)[0]
-        is_compiled = compiled is not None and compiled.acts
+        known = None if self.acts_exactly or self._update.stock else self._compiled
+        if known is not None and not (has_asked and self._is_learning and known.is_alone):
+            known = self._find_compiled(asks=False)[0]
+        is_compiled = known is not None and known.acts
         if self._update.stock or not (is_compiled or self._can_act):
             return super().collect_rollouts(env, callback, *args, **kwargs)
         methods: dict[str, Any] = {"set_training_mode": self._modes.set_mode}

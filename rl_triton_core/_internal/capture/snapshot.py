@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from itertools import chain
 from operator import attrgetter, is_
@@ -37,23 +37,23 @@ class Snapshot:
         full = [x for x in found if x and all(x is not y for y in self.groups)]
         self.views: list[Any] = [x.values() if isinstance(x, dict) else x for x in full]
         self.leaves, self.tensors, self.kinds = [*leaves], [*tensors], (Tensor.data_ptr, *kinds)
-        self.held, self.facts = self.list_held(), self.list_facts()
+        self.held, self.facts = [*self.list_held()], self.list_facts()
         self.facts[0] = [tuple(map(copy, x)) for x in self.facts[0]]  # hooks come and go in the same dictionary
 
-    def list_held(self) -> list[Any]:
+    def list_held(self) -> Iterator[Any]:
         """What is there."""
         settings = (x for group in self.groups for name, x in group.items() if name != "lr")
-        return [*chain.from_iterable(self.views), *settings]
+        return chain(chain.from_iterable(self.views), settings)
 
     def list_facts(self) -> list[Any]:
         """Where tensors are, what they are like, and how much there is at each place."""
-        return [[*map(LOCAL, self.leaves)], [*map(len, self.views)], *([*map(x, self.tensors)] for x in self.kinds)]
+        sizes = [*map(len, self.views), *map(len, self.groups)]
+        return [[*map(LOCAL, self.leaves)], sizes, *([*map(x, self.tensors)] for x in self.kinds)]
 
     def holds(self) -> bool:
         """Whether nothing has changed; False where that is not known."""
         try:
-            held = self.list_held()
-            is_same = not any(self.empty) and len(held) == len(self.held) and all(map(is_, held, self.held))
+            is_same = not any(self.empty) and all(map(is_, self.list_held(), self.held))
             return is_same and self.list_facts() == self.facts
         except RuntimeError:  # a tensor has no memory, or a dictionary changes meanwhile
             return False

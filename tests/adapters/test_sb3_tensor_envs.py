@@ -87,8 +87,7 @@ def train(kind, env, rollouts=4, callback=None, device="cpu", **settings):
 
 
 def compare(got, want, **tolerance):
-    for (name, x), y in zip(got.policy.named_parameters(), want.policy.parameters(), strict=True):
-        torch.testing.assert_close(x, y, msg=lambda text, name=name: f"{name}: {text}", **tolerance)
+    torch.testing.assert_close(*(dict(x.policy.named_parameters()) for x in (got, want)), **tolerance)
 
 
 @pytest.fixture
@@ -123,8 +122,7 @@ def test_training(task, case, steps, monkeypatch):
     assert watches[1].begun == watches[0].begun == len(watches[1].rollouts)
     assert len(watches[1].steps) == len(watches[0].steps) == 4 * got.n_steps
     for found in zip(*(x.steps for x in watches), strict=True):
-        for x, y in zip(*found, strict=True):
-            torch.testing.assert_close(x, y, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
     episodes = [(x["l"], pytest.approx(x["r"], rel=1e-4)) for x in want.ep_info_buffer]
     assert len(episodes) >= 20
     assert episodes == [(x["l"], x["r"]) for x in got.ep_info_buffer]

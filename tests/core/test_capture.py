@@ -81,8 +81,7 @@ def step_all(trainings, batches, *more, weight=1.0):
 
 def assert_same_parameters(trainings, graphs=None, **tolerance):
     """Of two trainings, within the rounding of another order; where a number is given, the first has so many graphs."""
-    for got, want in zip(*(x.parameters() for x in trainings), strict=True):
-        torch.testing.assert_close(got, want, **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
+    torch.testing.assert_close(*([*x.parameters()] for x in trainings), **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
     step = trainings[0].step
     assert graphs is None or (step.reason, len(step.captured)) == ("", graphs)
 

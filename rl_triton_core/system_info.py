@@ -42,7 +42,7 @@ def system_info() -> dict[str, str]:
     Returns:
         Names and values, in the order in which they should be shown.
     """
-    status = fast_path_status()
+    status, num_gpus = fast_path_status(), torch.cuda.device_count()
     found = {
         "rl_triton_core": __version__,
         "commit": find_commit(),
@@ -54,7 +54,10 @@ def system_info() -> dict[str, str]:
         "triton": package_version(*TRITON),
         "numba": package_version("numba"),
         "numpy": package_version("numpy"),
-        **gpu_info(),
+        "gpu": ", ".join(map(torch.cuda.get_device_name, range(num_gpus))) or ABSENT,
+        "gpu_driver": driver_version() if num_gpus else ABSENT,
+        "cuda": torch.version.cuda or ABSENT,
+        "rocm": torch.version.hip or ABSENT,
         "fast_path": ("on" if status.enabled else "off") + (f": {status.reason}" if status.reason else ""),
     }
     return found | {name: package_version(name) for name in (*TESTED, "tensordict") if name not in found}
@@ -85,17 +88,6 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())
-
-
-def gpu_info() -> dict[str, str]:
-    """Name of every GPU that PyTorch can use, the driver, and what PyTorch was built for."""
-    count = torch.cuda.device_count()
-    return {
-        "gpu": ", ".join(torch.cuda.get_device_name(index) for index in range(count)) or ABSENT,
-        "gpu_driver": driver_version() if count else ABSENT,
-        "cuda": torch.version.cuda or ABSENT,
-        "rocm": torch.version.hip or ABSENT,
-    }
 
 
 def driver_version() -> str:

@@ -24,10 +24,14 @@ def run(options: Any) -> Report:
     for device in devices:
         reasons = {name: why_unavailable(name, torch.device(device)) for name in BACKENDS}
         backends[device] = {name: f"not available: {x}" if x else "available" for name, x in reasons.items()}
+    try:
+        threads = str(get_num_threads())
+    except (TypeError, ValueError) as error:
+        threads = str(error)
     sections: dict[str, dict[str, str]] = {
         "system": system_info(),
         "caches": {name: x.problem or f"{x.path}, writable" for name, x in find_caches().items()},
-        "threads": describe_threads(),
+        "threads": {"rl_triton_core": threads, "torch": str(torch.get_num_threads())},
         "variables": {name: x for name, x in sorted(os.environ.items()) if name.startswith(VARIABLE_PREFIXES)},
     }
     tables = [
@@ -38,12 +42,3 @@ def run(options: Any) -> Report:
     rows = [(device, name, state) for device, states in backends.items() for name, state in states.items()]
     tables.insert(1, Table("Backends", ("device", "backend", "state"), rows))
     return Report({**sections, "backends": backends}, tables)
-
-
-def describe_threads() -> dict[str, str]:
-    """Count the threads that calls on the CPU may use."""
-    try:
-        ours = str(get_num_threads())
-    except (TypeError, ValueError) as error:
-        ours = str(error)
-    return {"rl_triton_core": ours, "torch": str(torch.get_num_threads())}

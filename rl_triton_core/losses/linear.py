@@ -228,7 +228,8 @@ def evaluate_with_gradients(
     streams = {name: None if x is None else x.reshape(-1) for name, x in streams.items()}
     ratio_of_chunk = ratio if ratio == "token" else "sequence-token"
     loss_of = partial(whole, ratio=ratio_of_chunk, aggregation="token-mean", normalizer=1.0)
-    chunks = call.list_chunks(None if ratio == "token" else sequences.list_ends())
+    ends = None if ratio == "token" else sequences.find_starts(torch.device("cpu"))[1:].tolist()
+    chunks = call.list_chunks(ends)
     sums = LinearGradients(call, wanted, len(chunks) > 1 or factor is not None)
     starts = sequences.find_starts(call.tokens.device)
 

@@ -44,9 +44,12 @@ class CudaGraphs:
             with (
                 torch.cuda.device(self.device),
                 torch.cuda.graph(graph, pool=self.pool, stream=side, capture_error_mode=ERROR_MODE),
-                note_error(errors),
             ):
-                results = call()
+                try:
+                    results = call()
+                except BaseException as error:
+                    errors.append(error)
+                    raise
         except BaseException:
             torch.cuda.set_stream(current)  # a capture that fails at its end leaves its own behind
             self.leave_pool()
@@ -93,16 +96,6 @@ def create_graph(generators: Iterable[torch.Generator]) -> torch.cuda.CUDAGraph:
     for generator in generators:
         graph.register_generator_state(generator)
     return graph
-
-
-@contextmanager
-def note_error(errors: list[BaseException]) -> Iterator[None]:
-    """Add what is raised inside to a list, and raise it."""
-    try:
-        yield
-    except BaseException as error:
-        errors.append(error)
-        raise
 
 
 @contextmanager

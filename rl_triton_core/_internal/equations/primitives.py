@@ -138,18 +138,13 @@ class Operand:
             return Operand(multiply_tensors(self.tensor, other.tensor))
         return Operand(self.tensor * other)
 
-    def __rsub__(self, other: Any) -> Operand:
-        return Operand(other - self.tensor)
-
-    def __rtruediv__(self, other: Any) -> Operand:
-        return Operand(other / self.tensor)
-
     def __neg__(self) -> Operand:
         return Operand(-self.tensor)
 
     __add__, __sub__, __truediv__ = map(lift, (operator.add, operator.sub, operator.truediv))
     __or__, __and__, __lt__, __le__ = map(lift, (operator.or_, operator.and_, operator.lt, operator.le))
     __gt__, __ge__, __eq__, __ne__ = map(lift, (operator.gt, operator.ge, operator.eq, operator.ne))
+    __rsub__, __rtruediv__ = map(lift, (torch.rsub, lambda x, other: other / x))
     __radd__, __rmul__ = __add__, __mul__
 
 

@@ -156,13 +156,6 @@ class Variants:
         self.general: dict[GeneralSettings, tuple[Any, ...]] = {}
         """Kernels with their constants, by the settings that they are compiled for."""
 
-    def count_call(self, sizes: Hashable) -> int:
-        """Count a call of a shape, and return how many there were."""
-        if len(self.calls) >= MAX_SHAPES:
-            self.calls.clear()
-        self.calls[sizes] = number = self.calls.get(sizes, 0) + 1
-        return number
-
     def find(
         self, sizes: Hashable, like: torch.Tensor, prepare: Prepare, find_general: Callable[[], Launches]
     ) -> Launches:
@@ -172,7 +165,10 @@ class Variants:
         """
         if sizes in self.own:
             return self.own[sizes]
-        often = self.count_call(sizes) >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(like)
+        if len(self.calls) >= MAX_SHAPES:
+            self.calls.clear()
+        self.calls[sizes] = calls = self.calls.get(sizes, 0) + 1
+        often = calls >= CALLS_BEFORE_OWN_KERNEL and not is_capturing(like)
         if often or self.num_first < MAX_FIRST_KERNELS:
             number, compile = prepare()
             if often or self.admit_first(number):

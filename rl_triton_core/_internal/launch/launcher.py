@@ -84,16 +84,13 @@ class LaunchNumber(float):
 
 
 class NumbersCollected(BaseException):
-    """Ends a call that was made to check its numbers; carries them as launches take them."""
-
-    def __init__(self, numbers: tuple[Any, ...]) -> None:
-        self.numbers = numbers
+    """Ends a call that was made to check its numbers; its arguments are these as launches take them."""
 
 
 def mark_numbers(numbers: Sequence[Any]) -> tuple[Any, ...]:
     """The numbers of a checked call, marked if it is recorded. Launches must take them as they are."""
     if RECORDER.collects_numbers:
-        raise NumbersCollected(tuple(numbers))
+        raise NumbersCollected(*numbers)
     if RECORDER.launches is None:
         return tuple(numbers)
     RECORDER.num_numbers = len(numbers) if RECORDER.num_numbers is None else 0
@@ -124,7 +121,7 @@ def collect_numbers(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     try:
         function(*args, **kwargs)
     except NumbersCollected as collected:
-        return collected.numbers
+        return collected.args
     finally:
         RECORDER.collects_numbers = RECORDER.is_busy = False
     raise RuntimeError("a planned call marked no numbers")
@@ -174,9 +171,7 @@ def postpone_recording() -> None:
 def record_kernel(kernel: Any, grid: tuple[int, int], arguments: Sequence[Any], scratch: torch.Tensor | None) -> None:
     """Record the launch of a compiled kernel, if this thread records. One that is interpreted is None."""
     if RECORDER.launches is not None and kernel is not None:
-        from triton.runtime import driver
-
-        resolve = partial(resolve_launch, kernel, grid, arguments, int(driver.active.get_current_device()))
+        resolve = partial(resolve_launch, kernel, grid, arguments, current_device())
         record_launch(RecordedLaunch(resolve, scratch))
 
 
@@ -232,6 +227,13 @@ def launch_hooks() -> tuple[Any, Any]:
     from triton import knobs
 
     return knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+
+
+def current_device() -> int:
+    """The index of the current device."""
+    from triton.runtime import driver
+
+    return int(driver.active.get_current_device())
 
 
 @cache

@@ -61,12 +61,8 @@ class Elements(NamedTuple):
 
     def check_shape(self, name: str, x: torch.Tensor, shape: Sequence[Any]) -> None:
         """A tensor of this shape, on the device."""
-        if x.shape != tuple(shape):
-            raise ValueError(
-                f"{name}: got shape {tuple(x.shape)}, expected {tuple(shape)}, as {self.name} has one element per "
-                f"position of {tuple(self.shape)}"
-            )
-        check.check_device(name, x, self.device)
+        meaning = f"as {self.name} has one element per position of {tuple(self.shape)}"
+        check.check_shape(name, x, shape, meaning, self.device)
 
 
 def elements_of(name: str, x: Any, trailing: int = 0) -> Elements:

@@ -133,7 +133,10 @@ class LossPass:
                 self.write_gradients(*tensors, *span, scratch, state, sums_by_y[index])
 
         run_chunks(compute_span, spans)
-        first, *others = summarize_totals(totals, divisor, equations.Coefficients(*coefficients))
+        sums, count = totals.sum(0).tolist(), kernels.WEIGHT_SUM
+        weighted = sums[:count], sums[count], sums[kernels.MOMENTS : kernels.LEAST]
+        extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())
+        first, *others = summarize_terms(*weighted, extremes, divisor, equations.Coefficients(*coefficients), math.nan)
         self.view(addresses[kernels.LOSS], 1)[0] = first
         self.view(addresses[kernels.STATISTICS], len(others))[:] = others
         if addresses[kernels.SHARED]:
@@ -164,19 +167,7 @@ class LossPass:
         return np.frombuffer(memory, dtype)
 
 
-def summarize_totals(totals: np.ndarray, divisor: float, coefficients: equations.Coefficients) -> Sequence[float]:
-    """The loss and the statistics, from sums over all spans."""
-    sums = totals.sum(0).tolist()
-    extremes = float(totals[:, kernels.LEAST].min()), float(totals[:, kernels.LARGEST].max())
-    count = kernels.WEIGHT_SUM
-    moments = sums[kernels.MOMENTS : kernels.LEAST]
-    result: Sequence[float] = scalar_summary(
-        sums[:count], sums[count], moments, extremes, divisor, coefficients, math.nan
-    )
-    return result
-
-
-scalar_summary = compile_equation(equations.summarize_terms, PYTHON)
+summarize_terms = compile_equation(equations.summarize_terms, PYTHON)
 
 # -- compilation ------------------------------------------------------------------------------------------------------
 

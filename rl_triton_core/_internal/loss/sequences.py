@@ -22,16 +22,10 @@ class Sequences:
         return int(self.shape[0]) if self.cu_seqlens is None else self.cu_seqlens.shape[0] - 1
 
     def find_starts(self, device: torch.device) -> torch.Tensor:
-        """Where each begins, and the end of the last."""
+        """Where each begins, and the end of the last; on the device if they are not packed."""
         if self.cu_seqlens is not None:
             return self.cu_seqlens
         return torch.arange(self.count + 1, device=device) * self.shape[1]
-
-    def list_ends(self) -> list[int]:
-        """Where each ends; those of a packed row are read from the device."""
-        if self.cu_seqlens is not None:
-            return self.cu_seqlens[1:].tolist()
-        return [self.shape[1] * (i + 1) for i in range(self.count)]
 
     def weigh(self, like: torch.Tensor) -> torch.Tensor:
         """How much each token counts, in float64, on the device of a tensor of tokens."""

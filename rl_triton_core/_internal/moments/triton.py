@@ -18,13 +18,6 @@ PROGRAMS = 512
 """At most, since each program of the second launch reads what each of the first has left."""
 
 
-def choose_tiles(rows: int, columns: int) -> tuple[int, int, int]:
-    """Rows, columns and number of tiles as wide as the matrix if that is narrow; one shape for every row."""
-    width = BLOCK if rows == 1 else min(BLOCK, next_power_of_2(columns))
-    height = BLOCK // width
-    return height, width, -(-rows // height) * -(-columns // width)
-
-
 def run(task: Task, exchange: Exchange | None) -> None:
     """Fill the output."""
     if task.values.dtype == torch.float64:
@@ -34,13 +27,16 @@ def run(task: Task, exchange: Exchange | None) -> None:
 
 def list_launches(task: Task, exchange: Exchange | None) -> Iterator[KernelCall]:
     """The launches, in order."""
-    height, width, number = choose_tiles(*task.values.shape)
+    rows, columns = task.values.shape
+    width = BLOCK if rows == 1 else min(BLOCK, next_power_of_2(columns))  # that of the matrix if it is narrow
+    height = BLOCK // width
+    number = -(-rows // height) * -(-columns // width)
     programs, block = min(number, PROGRAMS), {"BLOCK_ROWS": height, "BLOCK_COLUMNS": width}
     new = task.values.new_empty if number else task.values.new_zeros
     parts = own = new((max(1, programs), 3), dtype=torch.float64)
     tensors = (task.values, task.mask, task.out)
     values, mask, out = ((None, 0, 0) if x is None else (x, *x.stride()) for x in tensors)
-    sizes = *task.values.shape, number
+    sizes = rows, columns, number
     arguments: tuple[Any, ...]
     if number:
         arguments, constants = (*values, *mask, *sizes, parts), block | {"WEIGHTED": False}

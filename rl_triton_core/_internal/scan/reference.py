@@ -76,16 +76,11 @@ def evaluate_recurrence(
 
 def wrap_steps(step: Step) -> Step:
     """The same steps for equations that are differentiated."""
-    params = [trace_number(x, step.gamma) for x in step.params]
-    return Step(
-        inputs=tuple(map(Operand, step.inputs)),
-        next_inputs=tuple(map(Operand, step.next_inputs)),
-        next_value=Operand(step.next_value),
-        continues=Operand(step.continues),
-        gamma=Operand(step.gamma),
-        decay=Operand(step.decay),
-        params=tuple(Operand(x.to(step.gamma)) if isinstance(x, torch.Tensor) else x for x in params),
-    )
+    *streams, given = step
+    params = [trace_number(x, step.gamma) for x in given]
+    operands: list[Any] = [tuple(map(Operand, x)) if isinstance(x, tuple) else Operand(x) for x in streams]
+    operands.append(tuple(Operand(x.to(step.gamma)) if isinstance(x, torch.Tensor) else x for x in params))
+    return Step(*operands)
 
 
 def build_steps(row: Row, dtype: torch.dtype) -> Step:

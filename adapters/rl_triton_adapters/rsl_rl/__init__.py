@@ -68,17 +68,10 @@ class TritonPPO(PPO, Described):
         last_values = (self.policy.evaluate if hasattr(self, "policy") else self.critic)(obs).detach()
         if RETURNS_KEEP_STATE:
             self.critic.reset(hidden_state=hidden_state)
-        rewards, values, dones = (x.squeeze(-1) for x in (storage.rewards, storage.values, storage.dones))
-        compute_gae(
-            rewards,
-            values,
-            terminated=dones,
-            bootstrap_values=last_values.squeeze(-1),
-            gamma=self.gamma,
-            lambda_=self.lam,
-            time_dim=0,
-            out=(storage.advantages.squeeze(-1), storage.returns.squeeze(-1)),
-        )
+        fields = (storage.rewards, storage.values, storage.dones, last_values, storage.advantages, storage.returns)
+        rewards, values, dones, last_values, *out = (x.squeeze(-1) for x in fields)
+        numbers = {"gamma": self.gamma, "lambda_": self.lam, "time_dim": 0, "out": tuple(out)}
+        compute_gae(rewards, values, terminated=dones, bootstrap_values=last_values, **numbers)
         if not self.normalize_advantage_per_mini_batch:
             normalize_advantages(storage.advantages, out=storage.advantages)
         return None

@@ -64,15 +64,9 @@ def estimate_advantages(
     recurrence; without, it runs on there, as skrl's does.
     """
     done = terminated | truncated if time_limit_bootstrap else terminated
-    advantages, returns = compute_gae(
-        rewards.squeeze(-1),
-        values.squeeze(-1),
-        terminated=done.squeeze(-1),
-        bootstrap_values=last_values.squeeze(-1),
-        gamma=discount_factor,
-        lambda_=lambda_coefficient,
-        time_dim=0,
-    )
+    rewards, values, done, last_values = (x.squeeze(-1) for x in (rewards, values, done, last_values))
+    numbers: dict[str, Any] = {"gamma": discount_factor, "lambda_": lambda_coefficient, "time_dim": 0}
+    advantages, returns = compute_gae(rewards, values, terminated=done, bootstrap_values=last_values, **numbers)
     return returns.unsqueeze(-1), normalize_advantages(advantages, out=advantages).unsqueeze(-1)
 
 

@@ -169,11 +169,8 @@ class TritonClipPPOLoss(ClipPPOLoss):
         keys = self.tensor_keys
         require(all(tensordict.get(key, None) is None for key in self._loss_mask_keys()), "there is a mask")
         if tensordict.get(keys.advantage, None) is None and self.critic_network is not None:
-            self.value_estimator(
-                tensordict,
-                params=self._cached_critic_network_params_detached,
-                target_params=self.target_critic_network_params,
-            )
+            params, targets = self._cached_critic_network_params_detached, self.target_critic_network_params
+            self.value_estimator(tensordict, params=params, target_params=targets)
         names = [keys.advantage]
         if self._has_critic:
             names += [keys.value_target, *([] if self.clip_value is None else [keys.value])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
@@ -15,6 +16,7 @@ from torch.optim import Optimizer
 
 from rl_triton_core._internal.arguments.validation import check_choice, check_count, check_number
 from rl_triton_core._internal.capture.key import name_context
+from rl_triton_core._internal.launch.threads import run_chunks
 from rl_triton_core._internal.loss.arguments import CLIP_MODES
 from rl_triton_core._internal.mlp import groups, serial
 from rl_triton_core._internal.mlp import serial_values as values
@@ -42,6 +44,8 @@ STATISTICS = (
 """Columns of what `CompiledUpdate.run` returns: `kl` is that of old outputs, `grad_norm` the norm before a clip."""
 VALUE_STATISTICS = ("critic_loss", "actor_loss", "entropy_coef", "entropy_coef_loss", "has_stopped")
 """Columns of what `CompiledValueUpdate.run` returns; NaN where a step has none."""
+SHARED_PRODUCTS = 2**24
+"""Of the critics and a minibatch: from so many on, a gradient step takes milliseconds, and two threads share it."""
 GRAD_CLIP_MODES = {"global_norm": serial.GLOBAL_NORM, "norm": serial.EACH_NORM, "value": serial.EACH_VALUE}
 """What of the gradients is clipped: the norm of all of them, that of each, or their elements."""
 
@@ -379,6 +383,25 @@ def draw_actions(
     return chosen if number else chosen.long(), torch.from_numpy(log_probs)
 
 
+def run_in_lanes(
+    second: Any, first: Any, samples: Any, size: int, learns: Any, follows: Any, found: Any, results: Any
+) -> None:
+    """As `run_steps` with two threads, if both have time: gradients of half of a minibatch's tiles are summed apart."""
+    learn, finish = map(compile_entry, (values.learn_tiles, values.finish))
+    half = serial.TILE * -(-size // (2 * serial.TILE))
+    for step, last in enumerate(learns.tolist()):
+        low, high = step * size, (step + 1) * size
+        lanes = [(first, low, low + half, 0), (second, low + half, high, 1)]
+        for of_actor in range(1 + last):
+
+            def work(lane: Any, of_actor: int = of_actor) -> None:
+                learn(lane[0], samples, *lane[1:3], of_actor, found, lane[3])
+
+            run_chunks(work, lanes, 2)
+            if finish(first, second[1], size, of_actor, of_actor == last, follows[step], found, results, step):
+                return
+
+
 class CompiledValueUpdate(Compiled):
     """Gradient steps of DQN, QR-DQN, SAC or TD3 on the CPU, in one compiled call.
 
@@ -401,8 +424,13 @@ class CompiledValueUpdate(Compiled):
         actor_target: Of an actor that returns actions, the network that follows it.
         log_entropy_coef: The logarithm of α, one number, if it is learned.
         entropy_optimizer: Of that.
-        quantiles: How many quantiles of each action's value the critic returns, those of all actions one after the
-            other, if it does: their means choose actions, and they learn by the quantile loss of QR-DQN.
+        quantiles: How many quantiles of each action's value a critic returns, those of all actions one after the
+            other, if it does. They learn by the quantile loss of QR-DQN, and their mean is the value that counts.
+        dropped_quantiles: Of each target how many of the largest quantiles of all targets are left out (TQC).
+
+    Raises:
+        TypeError: A number is no int.
+        ValueError: It is too small or too large, or there is an optimizer without what it learns, or the other way.
     """
 
     def __init__(
@@ -417,6 +445,7 @@ class CompiledValueUpdate(Compiled):
         log_entropy_coef: Tensor | None = None,
         entropy_optimizer: Optimizer | None = None,
         quantiles: int = 0,
+        dropped_quantiles: int = 0,
     ) -> None:
         """Check that there is an optimizer of all that learns."""
         for name, x, other in (
@@ -431,7 +460,10 @@ class CompiledValueUpdate(Compiled):
         parts |= {} if actor_target is None else {values.NEXT_ACTOR: ([actor_target], None)}
         parts |= {} if log_entropy_coef is None else {values.ENTROPY: ([], entropy_optimizer, [log_entropy_coef])}
         self.quantiles = quantiles and check_count("quantiles", quantiles)
-        super().__init__(groups.ValueTables, parts, values.run_steps, quantiles)
+        self.dropped_quantiles = dropped_quantiles and check_count("dropped_quantiles", dropped_quantiles)
+        if dropped_quantiles and not (actor and dropped_quantiles < quantiles):
+            raise ValueError(f"dropped_quantiles: got {dropped_quantiles}, expected an actor and less than {quantiles}")
+        super().__init__(groups.ValueTables, parts, values.run_steps, (quantiles, dropped_quantiles))
 
     def run(
         self,
@@ -478,16 +510,20 @@ class CompiledValueUpdate(Compiled):
         count, rest = divmod(len(samples[0]), check_count("batch_size", batch_size))
         if rest or not count:
             raise ValueError(f"batch_size: got {batch_size}, expected a divisor of {len(samples[0])} samples")
-        tables.numbers[:6] = math.inf if huber_delta is None else huber_delta, *numbers, 1.0 - tau
+        delta = math.inf if huber_delta is None else huber_delta
+        tables.numbers[:7] = delta, *numbers, 1.0 - tau, 1.0 / batch_size
         clips = (math.inf, serial.EACH_VALUE) if max_grad_norm is None else (max_grad_norm, serial.GLOBAL_NORM)
         tables.options[:2], has_actor = clips, values.ACTOR in self._parts
         learns = np.array([has_actor] * count if updates_actor is None or not has_actor else updates_actor)
         follows = np.array([False] * count if updates_targets is None else updates_targets)
         if not len(learns) == len(follows) == count:
             raise ValueError(f"updates_actor, updates_targets: expected {count} values, one of each minibatch")
-        results = np.full((count, len(VALUE_STATISTICS)), math.nan)
+        results, weights = np.full((count, len(VALUE_STATISTICS)), math.nan), tables.facts[values.CRITICS].parameters
+        is_large = batch_size * sum(map(Tensor.numel, weights)) >= SHARED_PRODUCTS
+        shares = is_large and batch_size > serial.TILE and torch.get_num_threads() > 1
+        run: Any = partial(run_in_lanes, tables.second_lane) if shares else compile_entry(values.run_steps)
         try:
-            compile_entry(values.run_steps)(addresses, samples, learns, follows, results)
+            run(addresses, samples, batch_size, learns, follows, np.zeros((2, 3)), results)
         finally:
             made = [actor for stop, actor in zip(results[:, -1].tolist(), learns.tolist(), strict=True) if stop == 0]
             for group, own in tables.learning.items():

@@ -13,7 +13,7 @@ import sb3_kinds
 import test_sb3_off_policy as off_policy
 from overrides import derive, override
 from sb3_callbacks import At
-from sb3_kinds import TritonDDPG, TritonDQN, TritonQRDQN, TritonSAC, TritonTD3
+from sb3_kinds import TritonDDPG, TritonDQN, TritonQRDQN, TritonSAC, TritonTD3, TritonTQC
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newest, is_discrete, normalize
@@ -21,7 +21,7 @@ from test_sb3_off_policy import FLIPPING, FORMS, SAC, compare_models, draw_newes
 from rl_triton_adapters.sb3 import compiled_off_policy
 
 COMPILED, LEFT = "updates are compiled", "updates are those of the stock algorithm: not compiled: "
-KINDS = [TritonDQN, TritonQRDQN, TritonSAC, TritonTD3, TritonDDPG]
+KINDS = [TritonDQN, TritonQRDQN, TritonSAC, TritonTD3, TritonDDPG, TritonTQC]
 TANH = {"net_arch": [9, 5], "activation_fn": torch.nn.Tanh}
 ADAMW = {"optimizer_class": torch.optim.AdamW, "optimizer_kwargs": {"weight_decay": 0.1, "eps": 1e-5}}
 RATE = {"learning_rate": lambda left: 1e-4 + 1e-3 * left}
@@ -38,12 +38,14 @@ OPTIONS = {
     "smooth": {"policy_kwargs": TANH},  # where rounding decides about no unit
     "fixed": {"ent_coef": 0.1},
     "few": {"policy_kwargs": {"n_quantiles": 1}, "max_grad_norm": 0.1},
+    "drops": {"top_quantiles_to_drop_per_net": 5, "policy_kwargs": TANH, "ent_coef": 0.1},
     "delay": {"policy_delay": 3, "tau": 0.1, "target_policy_noise": 0.5, "action_noise": off_policy.make_noise},
 }
 OWN = {TritonDQN: ["rare targets"], TritonSAC: ["rare targets", "fixed"], TritonTD3: ["delay"], TritonDDPG: ["delay"]}
 CASES = [(TritonDQN, name) for name in [*OPTIONS][:7]] + [(TritonSAC, name) for name in [*OPTIONS][:7]]
 CASES += [(kind, name) for kind in (TritonTD3, TritonDDPG) for name in ("smooth", "every eighth")]
 CASES += [(TritonQRDQN, name) for name in ("defaults", "every eighth", "n-step returns", "rare targets", "few")]
+CASES += [(TritonTQC, name) for name in ("smooth", "every eighth", "drops")]
 CASES += [(kind, name) for kind, names in OWN.items() for name in names if kind is not TritonDDPG]
 
 
@@ -194,18 +196,19 @@ def test_reasons_why_steps_are_not_compiled(reason, learns):
     assert model.is_accelerated == is_own
 
 
-SMALLER, LARGE = {"policy_kwargs": {"net_arch": [256, 256]}}, "with .* threads, PyTorch is faster: a layer has"
+LARGE = "with .* threads, PyTorch is faster: a layer has"
 
 
 @pytest.mark.parametrize(
     "kind, options, threads, reason",
     [
         (TritonTD3, {}, 1, ""),
-        (TritonTD3, {}, 2, f"{LARGE} 120000 weights, minibatches are of 256"),
-        (TritonSAC, {}, 2, ""),
-        (TritonSAC, {}, 3, f"{LARGE} 65536 weights"),
-        (TritonDQN, SMALLER | {"batch_size": 128}, 8, ""),
-        (TritonDQN, SMALLER | {"batch_size": 129}, 4, LARGE),
+        (TritonTD3, {}, 2, ""),
+        (TritonTD3, {}, 3, f"{LARGE} 120000 weights, minibatches are of 256"),
+        (TritonTD3, {"batch_size": 128}, 4, LARGE),
+        (TritonTD3, {"batch_size": 129}, 4, ""),
+        (TritonSAC, {}, 8, ""),
+        (TritonSAC, {"batch_size": 257}, 4, f"{LARGE} 65536 weights"),
     ],
 )
 def test_large_minibatches_of_large_networks_are_left_to_several_threads(kind, options, threads, reason):
@@ -236,7 +239,7 @@ def test_acting_of_users_is_theirs(name):
     assert len(calls) >= 10 or (name == "forward" and owner is model.policy)
 
 
-STOCK = {kind: {} for kind in (sb3_kinds.TritonTQC, sb3_kinds.TritonCrossQ)}
+STOCK = {sb3_kinds.TritonCrossQ: {}, TritonTQC: {"top_quantiles_to_drop_per_net": -1}}
 STOCK[TritonSAC] = {"env": lambda _: FLIPPING(), "policy": "MultiInputPolicy"}
 STOCK[TritonTD3] = {"policy_kwargs": {"activation_fn": torch.nn.Softplus}}
 

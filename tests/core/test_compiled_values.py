@@ -3,6 +3,9 @@
 import copy
 import math
 import re
+import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,18 +16,30 @@ from torch.nn.functional import huber_loss, mse_loss
 from torch.optim import SGD, Adam, AdamW
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from rl_triton_core import compiled
+from rl_triton_core._internal.launch import threads as threads_of_calls
 from rl_triton_core.compiled import VALUE_STATISTICS, CompiledNetwork, CompiledValueUpdate, Transitions, draw_actions
 
 FEATURES, ACTIONS, SIZE, STEPS = 3, 2, 150, 6  # a minibatch has more samples than a tile
-CHOICES, QUANTILES = 4, 5  # of values of actions
+CHOICES, QUANTILES, DROPPED = 4, 5, 2  # of values of actions
 OPTIONS = {
     "dqn": {"huber_delta": 0.7, "max_grad_norm": 0.05},
     "squared": {"critic_coef": 2.0},
     "quantiles": {"huber_delta": 0.7, "tau": 0.3, "updates_targets": [False, True] * 3, "critic_coef": 1.5},
     "td3": {"critic_coef": 2.0, "tau": 0.3, "updates_actor": [False, True] * 3, "updates_targets": [False, True] * 3},
     "sac": {"tau": 0.1, "target_entropy": -2.0, "updates_targets": [True, False, False] * 2},
+    "tqc": {"huber_delta": 0.7, "tau": 0.1, "target_entropy": -2.0, "updates_targets": [True] * 6, "critic_coef": 0.1},
     "fixed": {"entropy_coef": 0.3, "tau": 0.1, "updates_targets": [True] * 6, "max_grad_norm": 0.1, "huber_delta": 0.5},
 }
+
+WITH_ACTOR = ("td3", "sac", "tqc", "fixed")
+
+
+def evaluate_errors(values, targets, delta):
+    """Huber's losses of all pairs of a quantile and a target, weighted by the quantile's level."""
+    errors, levels = targets[:, None] - values[..., None], (torch.arange(QUANTILES).double() + 0.5) / QUANTILES
+    losses = huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
+    return losses * torch.where(errors < 0, 1 - levels[:, None], levels[:, None])
 
 
 def make_network(inputs, outputs, *last):
@@ -36,9 +51,9 @@ class Agent(nn.Module):
 
     def __init__(self, kind, make=Adam):
         super().__init__()
-        self.kind, self.has_actor = kind, kind in ("td3", "sac", "fixed")
+        self.kind, self.has_actor, self.learns_entropy = kind, kind in WITH_ACTOR, kind in ("sac", "tqc")
         inputs, count = (FEATURES + ACTIONS, 2) if self.has_actor else (FEATURES, 1)
-        outputs = 1 if self.has_actor else CHOICES * (QUANTILES if kind == "quantiles" else 1)
+        outputs = (1 if self.has_actor else CHOICES) * (QUANTILES if kind in ("quantiles", "tqc") else 1)
         self.critics = nn.ModuleList(make_network(inputs, outputs) for _ in range(count))
         self.targets = copy.deepcopy(self.critics)
         self.trunk = nn.Sequential(nn.Linear(FEATURES, 7), nn.ReLU()) if kind != "td3" else make_network(FEATURES, 7)
@@ -56,9 +71,10 @@ class Agent(nn.Module):
     def compiled(self):
         own = {"actor": self.actor, "actor_optimizer": self.actor_optimizer} if self.has_actor else {}
         own |= {"actor_target": self.actor_target} if self.kind == "td3" else {}
-        if self.kind == "sac":
+        if self.learns_entropy:
             own |= {"log_entropy_coef": self.log_coef, "entropy_optimizer": self.coef_optimizer}
-        own |= {"quantiles": QUANTILES} if self.kind == "quantiles" else {}
+        own |= {"quantiles": QUANTILES} if self.kind in ("quantiles", "tqc") else {}
+        own |= {"dropped_quantiles": DROPPED} if self.kind == "tqc" else {}
         return CompiledValueUpdate(self.critics, self.targets, self.optimizer, **own)
 
     def act(self, observations, noise):
@@ -81,7 +97,7 @@ class Agent(nn.Module):
             nn.utils.clip_grad_norm_([x for group in optimizer.param_groups for x in group["params"]], bound)
         optimizer.step()
 
-    def evaluate_quantiles(self, batch, delta):
+    def evaluate_quantiles(self, batch, coef, delta):
         """The loss of QR-DQN: of each quantile the sum, of each target the mean."""
         rows, shape = torch.arange(SIZE), (SIZE, QUANTILES, CHOICES)
         with torch.no_grad():
@@ -89,9 +105,17 @@ class Agent(nn.Module):
             after = after[rows, :, after.mean(1).argmax(1)]
             targets = batch.rewards[:, None] + batch.discounts[:, None] * after
         current = self.critics[0](batch.observations).view(shape)[rows, :, batch.actions[:, 0].long()]
-        errors, levels = targets[:, None] - current[..., None], (torch.arange(QUANTILES).double() + 0.5) / QUANTILES
-        losses = huber_loss(errors, torch.zeros_like(errors), reduction="none", delta=delta)
-        return (losses * torch.where(errors < 0, 1 - levels[:, None], levels[:, None])).sum(1).mean()
+        return evaluate_errors(current, targets, delta).sum(1).mean()
+
+    def evaluate_truncated(self, batch, coef, delta):
+        """The loss of TQC, added up over quantiles: targets are the smallest quantiles of all critics."""
+        with torch.no_grad():
+            actions, log_probs = self.act(batch.next_observations, batch.next_noise)
+            after = torch.cat(self.value(self.targets, batch.next_observations, actions), 1).sort()[0]
+            after = after[:, : 2 * (QUANTILES - DROPPED)] - coef * log_probs[:, None]
+            targets = batch.rewards[:, None] + batch.discounts[:, None] * after
+        values = self.value(self.critics, batch.observations, batch.actions)
+        return sum(evaluate_errors(x, targets, delta).mean(2).sum(1).mean() for x in values)
 
     def evaluate_critics(self, batch, coef, delta):
         with torch.no_grad():
@@ -107,21 +131,21 @@ class Agent(nn.Module):
         return sum(mse_loss(x, targets) / 2 if delta is None else huber_loss(x, targets, delta=delta) for x in values)
 
     def learn_slowly(self, batch, learns=True, follows=False, **numbers):
-        coef = self.log_coef.detach().exp() if self.kind == "sac" else numbers.get("entropy_coef", 0.0)
+        coef = self.log_coef.detach().exp() if self.learns_entropy else numbers.get("entropy_coef", 0.0)
         bound, tau, delta = numbers.get("max_grad_norm"), numbers.get("tau", 0), numbers.get("huber_delta")
-        is_plain = self.kind != "quantiles"
-        loss = self.evaluate_critics(batch, coef, delta) if is_plain else self.evaluate_quantiles(batch, delta)
+        evaluate = {"quantiles": self.evaluate_quantiles, "tqc": self.evaluate_truncated}
+        loss = evaluate.get(self.kind, self.evaluate_critics)(batch, coef, delta)
         critic_loss = numbers.get("critic_coef", 1.0) * loss
         self.step_slowly(self.optimizer, critic_loss, bound)
         statistics = [critic_loss.item(), math.nan, float(coef), math.nan]
         if self.has_actor and learns:
             actions, log_probs = self.act(batch.observations, batch.noise)
             values = torch.cat(self.value(self.critics, batch.observations, actions), 1)
-            least = values[:, 0] if self.kind == "td3" else values.min(1)[0]
+            least = values[:, 0] if self.kind == "td3" else (values.mean(1) if self.kind == "tqc" else values.min(1)[0])
             loss = (coef * log_probs - least).mean()
             statistics[1] = loss.item()
             self.step_slowly(self.actor_optimizer, loss, bound)
-            if self.kind == "sac":
+            if self.learns_entropy:
                 loss = -(self.log_coef * (log_probs + numbers["target_entropy"]).detach()).mean()
                 statistics[3] = loss.item()
                 self.step_slowly(self.coef_optimizer, loss, bound)
@@ -133,18 +157,19 @@ class Agent(nn.Module):
 
 
 def make_transitions(kind, count=SIZE * STEPS):
-    has_actor = kind in ("td3", "sac", "fixed")
+    has_actor = kind in WITH_ACTOR
     actions = torch.rand(count, ACTIONS) * 2 - 1 if has_actor else torch.randint(4, (count, 1))
     noise, next_noise = torch.randn(2, count, ACTIONS)
     observations, after = torch.randn(2, count, FEATURES)
     rewards, discounts = torch.randn(count), torch.where(torch.rand(count) < 0.2, 0.0, 0.9)
-    noises = noise if kind in ("sac", "fixed") else None, next_noise if has_actor else None
+    noises = noise if has_actor and kind != "td3" else None, next_noise if has_actor else None
     return Transitions(observations, actions, after, rewards, discounts, *noises)
 
 
-def learn_both(kind, make=Adam, **options):
+def learn_both(kind, make=Adam, change=id, **options):
     torch.manual_seed(0)
     agent = Agent(kind, make)
+    change(agent)
     exact, batches = copy.deepcopy(agent), make_transitions(kind)
     exact.double()
     options = OPTIONS[kind] | options
@@ -158,14 +183,59 @@ def learn_both(kind, make=Adam, **options):
     return agent, exact, results, torch.tensor(expected, dtype=torch.float64)
 
 
+@pytest.fixture(params=["one thread", "two threads", "a thread that gets no processor"])
+def threads(request, monkeypatch):
+    """The names of those that find gradients: of each half of a minibatch which one has found it."""
+    names, run = [], compiled.run_chunks
+    before = torch.get_num_threads()
+
+    def run_and_count(work, lanes, number):
+        started = threading.Barrier(2)
+
+        def work_together(lane):
+            if request.param == "two threads":
+                started.wait(60)
+            names.append(threading.current_thread().name)
+            work(lane)
+
+        run(work_together, lanes, number)
+
+    if request.param == "a thread that gets no processor":
+        monkeypatch.setattr(threads_of_calls, "start_threads", lambda _: SimpleNamespace(submit=lambda _: Future()))
+    monkeypatch.setattr(compiled, "SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(compiled, "run_chunks", run_and_count)
+    torch.set_num_threads(1 if request.param == "one thread" else 2)
+    yield names
+    torch.set_num_threads(before)
+    other = [x for x in names if x.startswith("rl_triton_core")]
+    assert len(names) == 2 * len(other) if request.param == "two threads" else not other
+    assert bool(names) == (request.param != "one thread")
+
+
 @pytest.mark.parametrize("make", [Adam, AdamW, SGD])
 @pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.usefixtures("threads")
 def test_gradient_steps(kind, make):
     agent, exact, results, expected = learn_both(kind, make)
     assert results.shape == (STEPS, len(VALUE_STATISTICS)) and not results[:, -1].any()
     torch.testing.assert_close(results[:, :-1], expected, rtol=1e-4, atol=1e-5, equal_nan=True)
     for (name, x), y in zip(agent.named_parameters(), exact.parameters(), strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_quantiles_that_are_nan_are_the_largest():
+    def change(agent):
+        agent.targets[0][-1].bias.data[0] = math.nan
+
+    _, _, results, expected = learn_both("tqc", change=change, updates_targets=[False] * STEPS)
+    torch.testing.assert_close(results[:, :-1], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_threads_share_no_single_tile(monkeypatch):
+    monkeypatch.setattr(compiled, "SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    monkeypatch.setattr(compiled, "run_chunks", None)
+    Agent("dqn").compiled().run(make_transitions("dqn"), 100)
 
 
 def replace_states(optimizer):
@@ -216,6 +286,7 @@ def test_hooks_of_all_optimizers_are_seen_between_runs():
 
 
 @pytest.mark.parametrize("name", ["observations", "next_observations", "actions"])
+@pytest.mark.usefixtures("threads")
 def test_a_step_that_is_refused_changes_nothing(name):
     """The steps before it are made."""
     kind = "dqn" if name == "actions" else "sac"
@@ -319,8 +390,13 @@ def test_networks_that_do_not_fit_are_refused():
     for update in (
         CompiledValueUpdate(other, copy.deepcopy(other), optimizer),
         CompiledValueUpdate(one.critics, one.targets, one.optimizer, quantiles=3),
-        CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, **given, quantiles=1),
     ):
-        assert re.match("critics return .*: . of each action needs one of them, and no actor", update.find_obstacle())
+        assert re.match("critics return .*: without an actor, one returns . of each action", update.find_obstacle())
+    update = CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, **given, quantiles=3)
+    assert "the critics [1, 1]" in update.find_obstacle()
+    with pytest.raises(ValueError, match="dropped_quantiles: got 3, expected an actor and less than 3"):
+        CompiledValueUpdate(agent.critics, agent.targets, agent.optimizer, **given, quantiles=3, dropped_quantiles=3)
+    with pytest.raises(ValueError, match="dropped_quantiles: got 1, expected an actor and less than 3"):
+        CompiledValueUpdate(one.critics, one.targets, one.optimizer, quantiles=3, dropped_quantiles=1)
     with pytest.raises(ValueError, match="quantiles: got -1"):
         CompiledValueUpdate(one.critics, one.targets, one.optimizer, quantiles=-1)

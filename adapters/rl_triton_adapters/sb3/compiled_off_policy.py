@@ -18,7 +18,7 @@ from rl_triton_adapters.sb3.compiled import is_flat
 from rl_triton_adapters.sb3.minibatches import draw_samples
 from rl_triton_core.compiled import CompiledNetwork, CompiledValueUpdate, Transitions
 
-MOST_PRODUCTS = 2**25  # of a layer and a minibatch, times threads, which share PyTorch's; from four on, calls decide
+MOST_PRODUCTS = 2**25  # of a layer and a minibatch in a thread, times PyTorch's threads; from four on, calls decide
 
 
 class Networks(NamedTuple):
@@ -118,7 +118,8 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
         return f"actions have a {type(distribution).__name__}"
     size, threads = algorithm.batch_size, torch.get_num_threads()
     weights = max(x.numel() for x in algorithm.policy.parameters())
-    if weights * size * min(threads, 4) > MOST_PRODUCTS:
+    ours = 2 if threads > 1 and size > 128 else 1  # as the core takes for large networks
+    if weights * size * min(threads, 4) // ours > MOST_PRODUCTS:
         return f"with {threads} threads, PyTorch is faster: a layer has {weights} weights, minibatches are of {size}"
     own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)
     return own or find_own_steps(algorithm)

@@ -96,17 +96,7 @@ class EntropyMixin(OffPolicyMixin):
         """The critic's values of the policy's actions, [batch_size, 1]: the least of all critics."""
         return torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
 
-
-class TritonSAC(EntropyMixin, SAC):
-    """`SAC` whose gradient steps and acting are captured on a GPU, and compiled on a CPU where they can be.
-
-    Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
-    a few kernels, and what is logged is read once per update. Parameters are those of `SAC` up to rounding.
-
-    Arguments are those of `SAC`, and `enabled` as of `TritonPPO`: with False it is `SAC`.
-    """
-
-    def _list_networks(self) -> Networks:
+    def _list_networks(self) -> Any:
         actor, options = self.actor, {"optimizer": self.critic.optimizer, "actor_optimizer": self.actor.optimizer}
         if self._learns_entropy:
             options |= {"log_entropy_coef": self.log_ent_coef, "entropy_optimizer": self.ent_coef_optimizer}
@@ -135,3 +125,13 @@ class TritonSAC(EntropyMixin, SAC):
     def _name_statistics(self, row: list[float], *parts: Any) -> dict[str, float]:
         found = dict(zip(("critic_loss", "actor_loss", "ent_coef", "ent_coef_loss"), row[:4], strict=True))
         return found if self._learns_entropy else {name: x for name, x in found.items() if name != "ent_coef_loss"}
+
+
+class TritonSAC(EntropyMixin, SAC):
+    """`SAC` whose gradient steps and acting are captured on a GPU, and compiled on a CPU where they can be.
+
+    Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in
+    a few kernels, and what is logged is read once per update. Parameters are those of `SAC` up to rounding.
+
+    Arguments are those of `SAC`, and `enabled` as of `TritonPPO`: with False it is `SAC`.
+    """

@@ -59,8 +59,11 @@ def set_num_threads(num_threads: int) -> None:
     forget_plans()
 
 
-def run_chunks(work: Callable[[T], object], chunks: Iterable[T]) -> None:
-    """Do the work on every chunk. Each thread takes the next one when it is done with one, so that none has to wait."""
+def run_chunks(work: Callable[[T], object], chunks: Iterable[T], num_threads: int | None = None) -> None:
+    """Do the work on every chunk, with so many threads or as many as a call may use.
+
+    Each takes the next chunk when it is done with one, so that none waits for a thread that gets no processor.
+    """
     remaining = deque(chunks)
     if len(remaining) == 1:
         work(remaining.pop())
@@ -74,8 +77,8 @@ def run_chunks(work: Callable[[T], object], chunks: Iterable[T]) -> None:
                 return
             work(chunk)
 
-    num_helpers = min(get_num_threads(), len(remaining)) - 1
-    jobs = [start_threads(get_num_threads()).submit(take_chunks) for _ in range(num_helpers)]
+    number = num_threads or get_num_threads()
+    jobs = [start_threads(number).submit(take_chunks) for _ in range(min(number, len(remaining)) - 1)]
     take_chunks()
     for job in jobs:
         if not job.cancel():

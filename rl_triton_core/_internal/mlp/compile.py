@@ -84,15 +84,18 @@ def arrays_of(*ndims: int, dtype: Any = numba.float32, writable: bool = False) -
 
 @cache
 def compile_entry(function: Any) -> Any:
-    """`run_epoch`, `run_steps`, `evaluate` or `draw`, a function of arrays and addresses."""
+    """A function of arrays and addresses, which Python calls."""
     integer, flags, tuples, void = numba.int64, numba.boolean, numba.types.Tuple, numba.void
     written = arrays_of(1, 2, dtype=numba.float64, writable=True)
     rollout = tuples([*arrays_of(2, 2, 1, 1, 1, 1), *arrays_of(2, dtype=flags), *arrays_of(2)])
     samples, choices = tuples(arrays_of(2, 2, 2, 1, 1, 2, 2)), arrays_of(1, 1, dtype=flags)
+    tables = tuples([integer] * 5)
     drawn = [*arrays_of(2, 2), *arrays_of(1, dtype=integer), *arrays_of(1), *arrays_of(2, 1, writable=True)]
     signatures = {
         serial.run_epoch: void(tuples([integer] * 7), integer, rollout, *arrays_of(1, 1, dtype=integer), *written),
-        serial_values.run_steps: void(tuples([integer] * 5), samples, *choices, written[1]),
+        serial_values.run_steps: void(tables, samples, integer, *choices, written[1], written[1]),
+        serial_values.learn_tiles: void(tables, samples, integer, integer, integer, written[1], integer),
+        serial_values.finish: flags(tables, *[integer] * 3, flags, flags, written[1], written[1], integer),
         serial_values.draw: void(integer, *drawn),
         serial_values.evaluate: void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
     }

@@ -101,18 +101,29 @@ class GroupTables:
     @cached_property
     def addresses(self) -> tuple[int, ...]:
         """Those of functions, groups and scratch memory, and further ones; optimizers get states that they have not."""
+        self.kept = [find_functions(self.loss)]
+        return self.place({group: own.make_tables() for group, own in self.own.items()})
+
+    @cached_property
+    def second_lane(self) -> tuple[int, ...]:
+        """Addresses for another thread, which has scratch memory and gradients of its own."""
+        return self.place({group: own.copy_tables() for group, own in self.own.items()})
+
+    def place(self, tables: dict[int, tuple[np.ndarray, np.ndarray]]) -> tuple[int, ...]:
+        """Addresses with these tables of parameters."""
         units = {group: 3 * sum(len(x.linear.weight) for x in own.layers) for group, own in self.facts.items()}
         before = 2 * self.width + max([self.spare, *(units.get(group, 0) for group in self.apart)])
         rows = self.first + before + max(units.values())
         inputs = max(x.linear.weight.shape[1] for own in self.facts.values() for x in own.layers)
-        self.scratch = torch.zeros(rows + inputs + WIDTH + 1, serial.TILE, dtype=torch.float32, device="cpu")
-        memory, groups = self.scratch.data_ptr(), np.zeros((values.NUM_GROUPS, serial.COLUMNS), np.int64)
-        self.kept, start = [find_functions(self.loss), groups], memory + self.first * serial.ROW
+        scratch = torch.zeros(rows + inputs + WIDTH + 1, serial.TILE, dtype=torch.float32, device="cpu")
+        memory, groups = scratch.data_ptr(), np.zeros((values.NUM_GROUPS, serial.COLUMNS), np.int64)
+        start = memory + self.first * serial.ROW
+        self.kept += scratch, groups
         for group, own in self.facts.items():
             by_inputs = start + self.width * serial.ROW if group == values.JUDGES else 0
             first = 2 * self.width if group in self.apart else before
             table = make_layer_table(own.layers, own.parameters, start, first, by_inputs)
-            arrays = *table, np.array(own.ends), *self.own[group].make_tables()
+            arrays = *table, np.array(own.ends), *tables[group]
             layers, kinks, ends, parameters, settings = (x.ctypes.data for x in arrays)
             row = layers, len(own.layers), kinks, parameters, len(own.parameters), settings, ends, len(own.ends)
             groups[group] = *row, memory + rows * serial.ROW, 0
@@ -160,17 +171,18 @@ class ValueTables(GroupTables):
             if x.ends != y.ends or [p.shape for p in x.parameters] != [p.shape for p in y.parameters]:
                 raise Unsupported("targets are other networks than what they follow")
         actions, returned = self.sizes.get(values.ACTOR, [0])[0], self.sizes[values.CRITICS]
-        if actor and ({*self.sizes[values.ACTOR]} != {actions} or {*returned} != {1}):
+        count = max(update.quantiles, 1)
+        if actor and ({*self.sizes[values.ACTOR]} != {actions} or {*returned} != {count}):
             raise Unsupported(f"the actor returns {self.sizes[values.ACTOR]}, the critics {returned}")
         features = self.count_inputs(values.ACTOR if actor else values.CRITICS)
         if self.width != features + actions:
             raise Unsupported("the networks take other features")
-        count = max(update.quantiles, 1)
-        if update.quantiles if actor else (len(returned) > 1 or returned[0] % count):
-            raise Unsupported(f"critics return {returned}: {count} of each action needs one of them, and no actor")
-        self.spare = 0 if actor else count
+        if not actor and (len(returned) > 1 or returned[0] % count):
+            raise Unsupported(f"critics return {returned}: without an actor, one returns {count} of each action")
+        num_targets = (count - update.dropped_quantiles) * (len(returned) if actor and update.quantiles else 1)
+        self.spare = num_targets
         self.columns = features, actions or 1, features, 0, 0, actions or 1, actions or 1
-        self.options = np.array([0.0, 0.0, 0.0, update.quantiles])
+        self.options = np.array([0.0, 0.0, 0.0, update.quantiles, num_targets])
         self.further = self.options.ctypes.data, self.numbers.ctypes.data
 
 

@@ -136,6 +136,7 @@ class ParameterTables:
         """The tables of parameters and of settings; the optimizer gets the states that it has not yet."""
         gradients = self.parameters[0].new_empty(sum(x.numel() for x in self.parameters))
         address, rows = self.locate(gradients), []
+        self.first_gradient = address
         for x, learning, kept in zip(self.parameters, self.learning, self.kept, strict=True):
             row, size = [0] * serial.COLUMNS, x.numel()
             row[serial.ADDRESS], row[serial.SIZE] = self.locate(x), size
@@ -149,6 +150,13 @@ class ParameterTables:
         groups = {id(x.group): x.group for x in self.learning if x.group}
         self.rows = [(group, np.flatnonzero(owners == key)) for key, group in groups.items()]
         return self.table, self.settings
+
+    def copy_tables(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same tables with other memory for gradients."""
+        table, size = self.table.copy(), int(self.table[:, serial.SIZE].sum())
+        moved = self.locate(self.parameters[0].new_empty(size)) - self.first_gradient
+        table[:, serial.GRADIENT] += moved * (table[:, serial.GRADIENT] != 0)
+        return table, self.settings
 
     def place_states(self, parameter: Tensor, learning: Learning, count: Any, *states: Tensor | None) -> list[int]:
         """Addresses of the step count and the states of a parameter."""

@@ -34,11 +34,11 @@ from rl_triton_core._internal.mlp.serial import (
 
 CRITICS, TARGETS, JUDGES, ACTOR, NEXT_ACTOR, ENTROPY, NUM_GROUPS = range(7)
 """Groups: judges are the critics as they value the actor's actions, and the next actor acts at next observations."""
-TARGET, LOG_PROB, LEARNED, BY, LOSSES, FIRST_INPUT = range(6)
+LOG_PROB, LEARNED, BY, LOSSES, FIRST_INPUT = range(5)
 """Rows of scratch memory; behind the inputs are the derivatives by them."""
 HUBER_DELTA, CRITIC_COEF, ENTROPY_COEF, TARGET_ENTROPY, TAU, KEPT, SHARE = range(7)
 """Numbers of an update; the share of a sample in a mean."""
-QUANTILES = 3  # of options, behind those of `serial`: how many a value has; 0 if it is learned itself
+QUANTILES, NUM_TARGETS = 3, 4  # of options, behind those of `serial`: how many a value has, or 0, and of what it learns
 CRITIC_LOSS, ACTOR_LOSS, COEF, COEF_LOSS, HAS_STOPPED = range(5)
 """What is reported of a step."""
 CATEGORICAL, GAUSSIAN = range(2)  # heads of actors
@@ -166,17 +166,29 @@ def find_policy_slopes(group, noise, first, actions, by_actions, numbers, size):
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def find_targets(group, rewards, discounts, first, rows, numbers, size):
-    """What critics of actions learn: r + γ·(min Q − α·log π), the least of all targets."""
-    best, log_probs, entropy_coef = rows + TARGET * ROW, rows + LOG_PROB * ROW, load(numbers, ENTROPY_COEF)
-    for k in range(get(group, 0, NUM_ENDS)):
-        values, _, _ = find_end(group, k)
-        for i in range(size):
-            x = load(values, i)
-            store(best, i, x if k == 0 or x < load(best, i) or x != x else load(best, i))
+def find_targets(group, rewards, discounts, first, rows, targets, count, quantiles, numbers, size):
+    """What critics of actions learn, a row of each: r + γ·(x − α·log π) of the smallest x that all targets return.
+
+    NaN is the largest quantile, but no value is smaller.
+    """
+    log_probs, entropy_coef = rows + LOG_PROB * ROW, load(numbers, ENTROPY_COEF)
+    _, _, width = find_end(group, 0)
     for i in range(size):
-        value = load(best, i) - entropy_coef * load(log_probs, i)
-        store(best, i, rewards[first + i] + discounts[first + i] * value)
+        for k in range(width * get(group, 0, NUM_ENDS)):
+            values, _, _ = find_end(group, k // width)
+            x, place = load(values + k % width * ROW, i), min(np.int64(k), count)
+            while place > 0:  # behind those that are smaller
+                before = load(targets + (place - 1) * ROW, i)
+                if not (before > x or ((before != before and x == x) if quantiles else x != x)):
+                    break
+                if place < count:
+                    store(targets + place * ROW, i, before)
+                place -= 1
+            if place < count:
+                store(targets + place * ROW, i, x)
+        for k in range(count):
+            value = load(targets + k * ROW, i) - entropy_coef * load(log_probs, i)
+            store(targets + k * ROW, i, rewards[first + i] + discounts[first + i] * value)
 
 
 def find_next_values(group, rewards, discounts, first, targets, count, size):
@@ -196,24 +208,24 @@ def find_next_values(group, rewards, discounts, first, targets, count, size):
             store(targets + k * ROW, i, rewards[first + i] + discounts[first + i] * value)
 
 
-def find_errors(group, chosen, first, rows, targets, quantiles, numbers, size):
+def find_errors(group, chosen, first, rows, targets, num_targets, quantiles, numbers, size):
     """The critics' loss, of values or their quantiles, added up, and its derivatives; whether an action is none."""
     learned, by, losses, count = rows + LEARNED * ROW, rows + BY * ROW, rows + LOSSES * ROW, max(quantiles, np.int64(1))
     delta, total = load(numbers, HUBER_DELTA), np.float64(0.0)
-    share = load(numbers, CRITIC_COEF) * load(numbers, SHARE) / count
+    share = load(numbers, CRITIC_COEF) * load(numbers, SHARE) / num_targets
     for k in range(count * get(group, 0, NUM_ENDS)):
         values, slopes, width = find_end(group, k // count)
         place, actions = k % count * (width // count), width // count
-        above = np.float32((k + 0.5) / count if quantiles else 1.0)
+        above = np.float32((k % count + 0.5) / count if quantiles else 1.0)
         below = np.float32(1.0) - above if quantiles else above
         for i in range(size):
-            own = np.int64(chosen[first + i, 0]) if width > 1 else np.int64(0)
+            own = np.int64(chosen[first + i, 0]) if actions > 1 else np.int64(0)
             if own < 0 or own >= actions:
                 return total, True
             store(learned, i, load(values + (place + own) * ROW, i))
         fill(by, size, 0.0)
         fill(losses, size, 0.0)
-        for j in range(count):
+        for j in range(num_targets):
             for i in range(size):
                 error = load(targets + j * ROW, i) - load(learned, i)
                 cut = delta if error > delta else (-delta if error < -delta else error)
@@ -221,25 +233,42 @@ def find_errors(group, chosen, first, rows, targets, quantiles, numbers, size):
                 add(by, i, slope)
                 add(losses, i, slope * (error - 0.5 * cut))
         for i in range(size):
-            own = np.int64(chosen[first + i, 0]) if width > 1 else np.int64(0)
+            own = np.int64(chosen[first + i, 0]) if actions > 1 else np.int64(0)
             store(slopes + (place + own) * ROW, i, -share * load(by, i))
             total += load(losses, i)
-    return total / count, False
+    return total / num_targets, False
 
 
-def judge(group, rows, numbers, size):
+def judge_quantiles(group, numbers, size):
+    """The mean of all quantiles, added up, and derivatives of the actor's loss by them."""
+    total = np.float64(0.0)
+    for k in range(get(group, 0, NUM_ENDS)):
+        values, by, width = find_end(group, k)
+        share = np.float32(1.0) / (width * get(group, 0, NUM_ENDS))
+        for j in range(width):
+            fill(by + j * ROW, size, -share * load(numbers, SHARE))
+            for i in range(size):
+                total += share * load(values + j * ROW, i)
+    return total
+
+
+def judge(group, rows, quantiles, numbers, size):
     """The actor's loss α·log π − min Q, added up, and its derivatives by values; the sum of log π."""
     share, entropy_coef = load(numbers, SHARE), load(numbers, ENTROPY_COEF)
     total = log_probs = np.float64(0.0)
-    for i in range(size):
+    if quantiles:
+        total = -judge_quantiles(group, numbers, size)
+    for i in range(size if quantiles == 0 else 0):
         least, by, _ = find_end(group, 0)
         for k in range(1, get(group, 0, NUM_ENDS)):
             values, slopes, _ = find_end(group, k)
             if load(values, i) < load(least, i) or load(values, i) != load(values, i):
                 least, by = values, slopes
         store(by, i, -share)
+        total -= load(least, i)
+    for i in range(size):
         log_probs += load(rows + LOG_PROB * ROW, i)
-        total += entropy_coef * load(rows + LOG_PROB * ROW, i) - load(least, i)
+        total += entropy_coef * load(rows + LOG_PROB * ROW, i)
     return total, log_probs
 
 
@@ -247,7 +276,7 @@ def judge(group, rows, numbers, size):
 
 
 def learn_values(tables, samples, low, size):
-    """Add the critics' gradients of a tile; its loss, and whether the policy refuses its observations."""
+    """Add the critics' gradients of a tile; its loss, 0, and whether the policy refuses its observations."""
     observations, actions, next_observations, rewards, discounts, _, next_noise = samples
     functions, groups, rows, options, numbers = tables
     inputs, width = rows + FIRST_INPUT * ROW, observations.shape[1]
@@ -258,25 +287,25 @@ def learn_values(tables, samples, low, size):
         call(get(functions, 0, FORWARD), (functions, actor, size))
         is_refused |= act(actor, next_noise, low, rows, inputs + width * ROW, size)
     call(get(functions, 0, FORWARD), (functions, targets, size))
-    learned, quantiles = rows + TARGET * ROW, np.int64(load_double(options, QUANTILES))
+    quantiles, count = np.int64(load_double(options, QUANTILES)), np.int64(load_double(options, NUM_TARGETS))
+    learned = inputs + 2 * (width + (actions.shape[1] if get(actor, 0, NUM_ENDS) else 0)) * ROW
     if get(actor, 0, NUM_ENDS):
-        find_targets(targets, rewards, discounts, low, rows, numbers, size)
+        find_targets(targets, rewards, discounts, low, rows, learned, count, quantiles, numbers, size)
     else:
-        learned = inputs + 2 * width * ROW
-        find_next_values(targets, rewards, discounts, low, learned, max(quantiles, np.int64(1)), size)
+        find_next_values(targets, rewards, discounts, low, learned, count, size)
     is_refused |= gather_rows(observations, low, inputs, size)
     if get(actor, 0, NUM_ENDS):
         gather_rows(actions, low, inputs + width * ROW, size)
     call(get(functions, 0, FORWARD), (functions, critics, size))
     clear_slopes(critics, size)
-    loss, is_missing = find_errors(critics, actions, low, rows, learned, quantiles, numbers, size)
+    loss, is_missing = find_errors(critics, actions, low, rows, learned, count, quantiles, numbers, size)
     call(get(functions, 0, BACKWARD), (functions, critics, size))
-    return loss, is_missing or (is_refused and get(actor, 0, NUM_ENDS) == 2)
+    return loss, np.float64(0.0), is_missing or (is_refused and get(actor, 0, NUM_ENDS) == 2)
 
 
 def learn_policy(tables, samples, low, size):
     """Add the actor's gradients of a tile; its loss, the log-probabilities' sum, and whether the policy refuses it."""
-    functions, groups, rows, _, numbers = tables
+    functions, groups, rows, options, numbers = tables
     observations, noise, width = samples[0], samples[5], samples[0].shape[1]
     actor, judges, inputs = groups + ACTOR * BYTES, groups + JUDGES * BYTES, rows + FIRST_INPUT * ROW
     actions, by_inputs = inputs + width * ROW, inputs + (width + samples[1].shape[1]) * ROW
@@ -287,7 +316,7 @@ def learn_policy(tables, samples, low, size):
     clear_slopes(judges, size)
     for j in range(width + samples[1].shape[1]):
         fill(by_inputs + j * ROW, TILE, 0.0)
-    loss, log_probs = judge(judges, rows, numbers, size)
+    loss, log_probs = judge(judges, rows, np.int64(load_double(options, QUANTILES)), numbers, size)
     call(get(functions, 0, BACKWARD), (functions, judges, size))
     clear_slopes(actor, size)
     find_policy_slopes(actor, noise, low, actions, by_inputs + width * ROW, numbers, size)
@@ -295,51 +324,75 @@ def learn_policy(tables, samples, low, size):
     return loss, log_probs, is_refused
 
 
-def step_policy(tables, samples, first, size, results, step):
-    """Update the actor and the entropy coefficient; whether the policy refuses an observation."""
-    functions, groups, _, options, numbers = tables
-    actor, entropy = groups + ACTOR * BYTES, groups + ENTROPY * BYTES
-    clear_gradients(actor)
+def learn_tiles(tables, samples, first, end, of_actor, found, lane):
+    """Sum up the gradients of some samples, the critics' or the actor's.
+
+    Found are the sums of the loss and of log-probabilities, and whether the policy refuses an observation.
+    """
+    groups, numbers = tables[1], tables[4]
+    entropy = groups + ENTROPY * BYTES
+    if get(entropy, 0, NUM_PARAMETERS) and not of_actor:
+        store(numbers, ENTROPY_COEF, math.exp(load(get(get(entropy, 0, PARAMETERS), 0, ADDRESS), 0)))
+    clear_gradients(groups + (ACTOR if of_actor else CRITICS) * BYTES)
     loss, log_probs, is_refused = np.float64(0.0), np.float64(0.0), False
-    for low in range(first, first + size, TILE):
-        found = learn_policy(tables, samples, low, min(TILE, first + size - low))
-        loss, log_probs, is_refused = loss + found[0], log_probs + found[1], is_refused or found[2]
-    if is_refused:
-        return True
-    call(get(functions, 0, OPTIMIZER), (actor, options, numbers))
-    results[step, ACTOR_LOSS] = loss / size
+    for low in range(first, end, TILE):
+        size = min(TILE, end - low)
+        own = learn_policy(tables, samples, low, size) if of_actor else learn_values(tables, samples, low, size)
+        loss, log_probs, is_refused = loss + own[0], log_probs + own[1], is_refused or own[2]
+    found[lane, 0], found[lane, 1], found[lane, 2] = loss, log_probs, is_refused
+
+
+def add_lane(group, other):
+    """Add the gradients that another lane has found."""
+    for k in range(get(group, 0, NUM_PARAMETERS)):
+        x, y = get(get(group, 0, PARAMETERS), k, GRADIENT), get(get(other, 0, PARAMETERS), k, GRADIENT)
+        for i in range(get(get(group, 0, PARAMETERS), k, SIZE) if x else 0):
+            add(x, i, load(y, i))
+
+
+def step_coefficient(tables, log_probs, results, step):
+    """Update the entropy coefficient, if it is learned, by the mean of log-probabilities."""
+    functions, groups, _, options, numbers = tables
+    entropy = groups + ENTROPY * BYTES
     if get(entropy, 0, NUM_PARAMETERS):
-        by, own = -np.float32(log_probs / size + load(numbers, TARGET_ENTROPY)), get(entropy, 0, PARAMETERS)
+        by, own = -np.float32(log_probs + load(numbers, TARGET_ENTROPY)), get(entropy, 0, PARAMETERS)
         results[step, COEF_LOSS] = load(get(own, 0, ADDRESS), 0) * by
         store(get(own, 0, GRADIENT), 0, by)
         call(get(functions, 0, OPTIMIZER), (entropy, options, numbers))
+
+
+def finish(tables, other, size, of_actor, is_last, follows, found, results, step):
+    """Make a step with the gradients of two lanes, unless the policy refuses an observation; whether it does.
+
+    The other lane has its own groups, if their address is not 0. Behind the last part of a step, targets may follow.
+    """
+    functions, groups, _, options, numbers = tables
+    place, loss = (ACTOR if of_actor else CRITICS) * BYTES, (found[0, 0] + found[1, 0]) / size
+    results[step, HAS_STOPPED] = 1.0
+    if found[0, 2] + found[1, 2] != 0.0:
+        return True
+    if other:
+        add_lane(groups + place, other + place)
+    call(get(functions, 0, OPTIMIZER), (groups + place, options, numbers))
+    if of_actor:
+        results[step, ACTOR_LOSS] = loss
+        step_coefficient(tables, (found[0, 1] + found[1, 1]) / size, results, step)
+    else:
+        results[step, CRITIC_LOSS] = load(numbers, CRITIC_COEF) * loss
+        results[step, COEF] = load(numbers, ENTROPY_COEF)
+    results[step, HAS_STOPPED] = 0.0 if is_last else 1.0
+    if is_last and follows:
+        follow(groups + CRITICS * BYTES, groups + TARGETS * BYTES, numbers)
+        if get(groups + ACTOR * BYTES, 0, NUM_ENDS) == 1:
+            follow(groups + ACTOR * BYTES, groups + NEXT_ACTOR * BYTES, numbers)
     return False
 
 
-def run_steps(tables, samples, learns_policy, follows, results):
+def run_steps(tables, samples, size, learns_policy, follows, found, results):
     """Make a gradient step with each minibatch, until the policy refuses one."""
-    functions, groups, _, options, numbers = tables
-    critics, actor, entropy = groups + CRITICS * BYTES, groups + ACTOR * BYTES, groups + ENTROPY * BYTES
-    size = len(samples[0]) // len(results)
-    store(numbers, SHARE, np.float32(1.0 / size))
     for step in range(len(results)):
-        first, loss, is_refused = step * size, np.float64(0.0), False
-        if get(entropy, 0, NUM_PARAMETERS):
-            store(numbers, ENTROPY_COEF, math.exp(load(get(get(entropy, 0, PARAMETERS), 0, ADDRESS), 0)))
-        clear_gradients(critics)
-        for low in range(first, first + size, TILE):
-            found = learn_values(tables, samples, low, min(TILE, first + size - low))
-            loss, is_refused = loss + found[0], is_refused or found[1]
-        results[step, HAS_STOPPED] = 1.0
-        if is_refused:
-            return
-        call(get(functions, 0, OPTIMIZER), (critics, options, numbers))
-        results[step, CRITIC_LOSS] = load(numbers, CRITIC_COEF) * loss / size
-        results[step, COEF] = load(numbers, ENTROPY_COEF)
-        if learns_policy[step] and step_policy(tables, samples, first, size, results, step):
-            return
-        results[step, HAS_STOPPED] = 0.0
-        if follows[step]:
-            follow(critics, groups + TARGETS * BYTES, numbers)
-            if get(actor, 0, NUM_ENDS) == 1:
-                follow(actor, groups + NEXT_ACTOR * BYTES, numbers)
+        last = np.int64(learns_policy[step])
+        for of_actor in range(last + 1):
+            learn_tiles(tables, samples, step * size, (step + 1) * size, of_actor, found, 0)
+            if finish(tables, 0, size, of_actor, of_actor == last, follows[step], found, results, step):
+                return

@@ -119,18 +119,9 @@ def compute_eligibility_traces(
         factors = check.check_number("gamma", gamma, 0.0, math.inf), check.check_number("lambda_", lambda_, 0.0, 1.0)
     else:
         factors = check.check_decay(decay, x, layout), 1.0
-    return solve_forward(
-        x,
-        layout,
-        {"terminated": terminated, "truncated": truncated},
-        factors,
-        state=state,
-        return_state=return_state,
-        mask=mask,
-        mask_mode=mask_mode,
-        out=out,
-        backend=backend,
-    )
+    flags = {"terminated": terminated, "truncated": truncated}
+    options: dict[str, Any] = {"state": state, "return_state": return_state, "mask": mask, "mask_mode": mask_mode}
+    return solve_forward(x, layout, flags, factors, out=out, backend=backend, **options)
 
 
 @overload
@@ -199,19 +190,9 @@ def compute_episodic_prefix_sum(
     """
     layout = check.check_layout("x", x, time_dim, features=True, integers=True, cu_seqlens=cu_seqlens)
     one = 1.0 if x.is_floating_point() else 1
-    return solve_forward(
-        x,
-        layout,
-        {"dones": dones},
-        (one, one),
-        starts_at=check.check_choice("boundary", boundary, BOUNDARIES) == "starts_at",
-        state=state,
-        return_state=return_state,
-        mask=mask,
-        mask_mode=mask_mode,
-        out=out,
-        backend=backend,
-    )
+    options: dict[str, Any] = {"state": state, "return_state": return_state, "mask": mask, "mask_mode": mask_mode}
+    options["starts_at"] = check.check_choice("boundary", boundary, BOUNDARIES) == "starts_at"
+    return solve_forward(x, layout, {"dones": dones}, (one, one), out=out, backend=backend, **options)
 
 
 def solve_forward(

@@ -122,10 +122,10 @@ class Gaussian(NamedTuple):
         if (self.old_mean is None) != (self.old_log_std is None):
             raise ValueError("old_log_std: got one of old_mean and old_log_std, expected both or neither")
         if self.old_mean is not None and self.old_log_std is not None:
-            old_mean = check_constant_matrix(elements, "old_mean", self.old_mean, size)
+            old_mean = elements.check_matrix("old_mean", self.old_mean, size, constant=True)
             old_inputs = old_mean, check_log_std(elements, "old_log_std", self.old_log_std, self.mean)
             check.check_detached("old_log_std", self.old_log_std)
-        actions = check_constant_matrix(elements, "actions", actions, size)
+        actions = elements.check_matrix("actions", actions, size, constant=True)
         return CheckedPolicy(elements, "gaussian", self[:2], inputs, actions, old_inputs, (size,))
 
 
@@ -149,8 +149,8 @@ class Bernoulli(NamedTuple):
         elements = elements_of("logits", self.logits, trailing=1)
         size = self.logits.shape[-1]
         given = [] if self.old_logits is None else [self.old_logits]
-        old_inputs = [check_constant_matrix(elements, "old_logits", x, size) for x in given]
-        actions = check_constant_matrix(elements, "actions", actions, size, check.FLAG_DTYPES)
+        old_inputs = [elements.check_matrix("old_logits", x, size, constant=True) for x in given]
+        actions = elements.check_matrix("actions", actions, size, check.FLAG_DTYPES, constant=True)
         inputs = [elements.check_matrix("logits", self.logits)]
         return CheckedPolicy(elements, "bernoulli", (self.logits,), inputs, actions, old_inputs, (size,))
 
@@ -197,12 +197,3 @@ def check_log_std(elements: Elements, name: str, log_std: Any, mean: torch.Tenso
         check.check_device(name, log_std, elements.device)
         return drop_graph(log_std).reshape(size).contiguous()
     return elements.check_matrix(name, log_std, size)
-
-
-def check_constant_matrix(
-    elements: Elements, name: str, x: Any, size: int, dtypes: Any = check.REAL_DTYPES
-) -> torch.Tensor:
-    """Several numbers per element, through which no gradient flows."""
-    matrix = elements.check_matrix(name, x, size, dtypes)
-    check.check_detached(name, x)
-    return matrix

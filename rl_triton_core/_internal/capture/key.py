@@ -122,6 +122,7 @@ class Contents:
         self.states: WeakValueDictionary[Hashable, State] = WeakValueDictionary()
         self.described: tuple[Any, ...] = ()
         self.state: State | None = None
+        """The same where what was found last is the same."""
         self.changed = ""
         """What has changed last of what modules keep on the host."""
         self.key: tuple[Hashable, ...] = ()
@@ -142,7 +143,13 @@ class Contents:
 
     def describe(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> None:
         """Look at everything that a graph depends on besides inputs and the thread, after `find`."""
-        parts, key = self.host.parts, (self.find_state(), describe_mode(self.host.parts, optimizers, self.tensors))
+        if self.state is None:
+            before, self.described = self.described, self.host.describe()
+            pairs = zip(self.described, before, strict=False)
+            changed = [f"{x[0]}.{x[1]}" for x, old in pairs if x != old and isinstance(x, tuple)]
+            self.changed = next(iter(changed), self.changed)
+            self.state = self.states.setdefault(self.described, State())
+        parts, key = self.host.parts, (self.state, describe_mode(self.host.parts, optimizers, self.tensors))
         self.repeats, self.key = self.repeats + 1 if key == self.key else 0, key
         if self.repeats >= self.patience and not any(isinstance(x, torch.jit.ScriptModule) for x in parts):
             places, kept = [modules, optimizers, extra, *list_places(parts, optimizers)], list_kept(optimizers)
@@ -160,16 +167,6 @@ class Contents:
             self.found = self.collect(modules, optimizers, extra)
             self.state = self.snapshot = None  # of the host as it was
         return self.tensors
-
-    def find_state(self) -> State:
-        """What stands for what modules keep on the host, as it was found last: the same where it is the same."""
-        if self.state is None:
-            before, self.described = self.described, self.host.describe()
-            pairs = zip(self.described, before, strict=False)
-            changed = [f"{x[0]}.{x[1]}" for x, old in pairs if x != old and isinstance(x, tuple)]
-            self.changed = next(iter(changed), self.changed)
-            self.state = self.states.setdefault(self.described, State())
-        return self.state
 
     def collect(self, modules: list[nn.Module], optimizers: list[Optimizer], extra: list[Tensor]) -> list[Any]:
         """All of them, as they are known, each as often as it is there."""

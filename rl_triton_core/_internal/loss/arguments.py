@@ -49,11 +49,18 @@ class Elements(NamedTuple):
         check.check_detached(name, x)
         return flatten(drop_graph(x))
 
-    def check_matrix(self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES) -> torch.Tensor:
-        """Several numbers per element, as [num_elements, size] without gaps between those of an element."""
+    def check_matrix(
+        self, name: str, x: Any, size: int | None = None, dtypes: Any = check.REAL_DTYPES, constant: bool = False
+    ) -> torch.Tensor:
+        """Several numbers per element, as [num_elements, size] without gaps between those of an element.
+
+        No gradient flows through those that are constant.
+        """
         check.check_tensor(name, x, dtypes)
         shape = (*self.shape, x.shape[-1] if size is None and x.ndim else size)
         self.check_shape(name, x, shape)
+        if constant:
+            check.check_detached(name, x)
         matrix: torch.Tensor = drop_graph(x)
         if matrix.ndim != 2:
             matrix = matrix.flatten(0, -2) if matrix.ndim > 2 else matrix.unsqueeze(0)

@@ -48,6 +48,8 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     _clip_ranges: dict[str, Any]
     _compiled: Compiled | None = None
     _find_compiled = find_compiled
+    _make_updates: Any
+    """Make all steps with the rollout, captured where that is possible, and log what the stock algorithm logs."""
     _parameters: list[torch.Tensor]
     _rollout: dict[str, Any]
     _rollouts: TensorRollouts | None = None
@@ -118,7 +120,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
                 self._rollout = {}
 
     def _train_as_stock(self, update: CapturedStep) -> None:
-        """Update the policy by the stock algorithm's own method."""
         update.reset()
         self._rollout = {}
         super().train()
@@ -130,10 +131,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
     def _ask_schedules(self) -> dict[str, Any]:
         """Ask for what an update depends on, once; the answers, as attributes, if the stock update has to be made."""
         return {}
-
-    def _make_updates(self, update: CapturedStep) -> None:
-        """Make all steps with the rollout, captured where that is possible, and log what the stock algorithm logs."""
-        raise NotImplementedError
 
     def _step_optimizer(self, loss: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         """Make a step of the optimizer, with clipped gradients, unless the update stops before; whether it has stopped.
@@ -189,7 +186,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return None if self._compiled is None else act(self, *inputs, **options)
 
     def _predict_values(self, obs: Any) -> Any:
-        """Return what the policy's `predict_values` does."""
         values = self._act_compiled(obs, values_alone=True)
         return type(self.policy).predict_values(self.policy, obs) if values is None else values
 
@@ -203,9 +199,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             return results
         if not (deterministic or self._acting.reason or torch.is_grad_enabled()):
             detach_distribution(self.policy)
-            results = self._act_once(obs, masks)
-            if not results[2].isnan().any():
-                return results
+            tensors = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
+            actions, packed = self._acting(obs, tensors)
+            rows = packed.cpu()  # all results by one copy
+            if not rows[:, -1].isnan().any():
+                return rows[:, :-2].reshape(actions.shape).to(actions.dtype), rows[:, -2:-1], rows[:, -1]
         more = {"deterministic": True, **masks} if deterministic else masks
         return type(self.policy).forward(self.policy, obs, **more)
 
@@ -220,14 +218,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
             log_probs = checks.mark_refused(log_probs)
         columns = [actions.flatten(1) if actions.ndim > 1 else actions[:, None], values, log_probs[:, None]]
         return actions, torch.cat([x.float() for x in columns], dim=1)
-
-    def _act_once(self, obs: Any, masks: dict[str, Any]) -> tuple[torch.Tensor, ...]:
-        """The results of a captured step of acting, by one copy."""
-        masks = {name: None if x is None else torch.as_tensor(x, device=self.device) for name, x in masks.items()}
-        actions, packed = self._acting(obs, masks)
-        rows = packed.cpu()
-        chosen = rows[:, :-2].reshape(actions.shape).to(actions.dtype)
-        return chosen, rows[:, -2:-1], rows[:, -1]
 
     # -- the rollout, as steps read it ---------------------------------------------------------------------------------
 
@@ -251,24 +241,22 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return getattr(buffer, name)
 
     def _copy_field(self, known: Any, arrays: Any, name: str) -> Any:
+        """Return a flattened field of the buffer as a step reads it."""
         if isinstance(arrays, dict):
             return {key: self._copy_field((known or {}).get(key), x, name) for key, x in arrays.items()}
-        tensor = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
-        source = self._convert_field(tensor, name)
+        source = arrays if isinstance(arrays, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(arrays))
+        if name == "action_masks":
+            source = source.bool()
+        elif name == "actions":
+            source = source.long().flatten() if isinstance(self.action_space, spaces.Discrete) else source.float()
+        elif name != "observations":
+            source = source.flatten()
         if self.device.type == "cpu" and not self._update.is_captured:
             return source
         if known is None or known.shape != source.shape:
             self._update.reset()  # its graphs read the tensor that was there
             return source.to(self.device, copy=True)
         return known.copy_(source)
-
-    def _convert_field(self, source: torch.Tensor, name: str) -> torch.Tensor:
-        """Return a flattened field of the buffer as a step reads it."""
-        if name == "action_masks":
-            return source.bool()
-        if name == "actions":
-            return source.long().flatten() if isinstance(self.action_space, spaces.Discrete) else source.float()
-        return source if name == "observations" else source.flatten()
 
     def _draw_permutation(self) -> torch.Tensor:
         """Return the order of the rollout's samples, from the draw of `RolloutBuffer.get`."""
@@ -281,7 +269,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
 
     def _describe_rollout(self) -> dict[str, Any]:
         """What all algorithms log besides: how good the values were, and the deviation of actions, if it is learned."""
-        buffer: Any = self.rollout_buffer
-        values, returns = to_arrays((buffer.values, buffer.returns))
+        values, returns = to_arrays((self.rollout_buffer.values, self.rollout_buffer.returns))
         found = {"explained_variance": explained_variance(values.flatten(), returns.flatten())}
         return found | ({"std": self.policy.log_std.exp().mean().item()} if hasattr(self.policy, "log_std") else {})

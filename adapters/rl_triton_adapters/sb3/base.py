@@ -48,6 +48,8 @@ class AcceleratedAlgorithm(BaseAlgorithm):
     _find_compiled: Any
     _find_own_steps: Any
     _modes: Any
+    _forget_inputs: Any
+    """Drop what the graphs of a step have read that is replaced."""
     _make_step: Any
     """Make one gradient step. Returns its statistics."""
     _compute_actions: Any
@@ -151,13 +153,9 @@ class AcceleratedAlgorithm(BaseAlgorithm):
             self._forget_inputs()
             enabled = False if stock or self.use_sde else None
             self._acting = CapturedStep(self._compute_actions, modules=actors, enabled=enabled)
-            is_asked_for = not self.enabled or find_off_switch()
-            if stock and not is_asked_for and self.device.type != "cpu":  # where it takes much longer
+            if stock and self.enabled and not find_off_switch() and self.device.type != "cpu":  # it takes much longer
                 warn(f"{type(self).__name__} trains as the stock algorithm: {stock}", RuntimeWarning, stacklevel=3)
         return step
-
-    def _forget_inputs(self) -> None:
-        """Drop what the graphs of a step have read that is replaced."""
 
 
 @contextmanager

@@ -177,7 +177,6 @@ def rollout_buffer_class_for(
     family = "Maskable" * ("MaskablePPO" in bases)
     module = import_module(f"{__package__}.{'contrib' if family else 'buffers'}")
     name = f"Triton{family}{'Dict' * isinstance(observation_space, spaces.Dict)}RolloutBuffer"
-    buffer_class: type[TritonGAEMixin] = getattr(module, name)
     if verbose:
         say(f"Using {name} for {algorithm.__name__} on {observation_space}")
-    return buffer_class
+    return getattr(module, name)  # type: ignore[no-any-return]

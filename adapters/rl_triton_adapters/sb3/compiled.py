@@ -96,8 +96,7 @@ def is_flat(extractor: nn.Module) -> bool:
 
 def compile_update(algorithm: Any) -> None:
     """Compile an algorithm's update or load it, if there is one, and say so if that takes long."""
-    compiled, _ = find_compiled(algorithm)
-    if compiled is not None:
+    if compiled := find_compiled(algorithm)[0]:
         seconds = compiled.update.compile() + compiled.acting.compile()
         draw_actions(np.empty((0, 1), np.float32), "categorical", [1])
         if seconds > 1 and algorithm.verbose >= 1:

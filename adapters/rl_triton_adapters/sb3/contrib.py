@@ -56,8 +56,7 @@ class TritonMaskablePPO(PPOUpdateMixin, MaskablePPO):
     def _can_update(self) -> bool:
         """Not where nothing is allowed, which sb3-contrib gives an entropy of 0."""
         buffer: Any = self.rollout_buffer
-        sizes = list_sizes(self.policy.action_dist)
-        starts = np.cumsum([0, *sizes[:-1]])
+        starts = np.cumsum([0, *list_sizes(self.policy.action_dist)[:-1]])
         return super()._can_update() and bool(np.logical_or.reduceat(buffer.action_masks, starts, axis=-1).all())
 
 

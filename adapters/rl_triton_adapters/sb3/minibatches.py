@@ -123,7 +123,11 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
             rows = draw_indices(buffer, part, size).swapaxes(0, 1)
             yield gather_samples(list_fields(buffer), rows.reshape(len(rows), -1), lambda x, i: x.take(i, axis=0)), part
         else:
-            batches = [keep_fields(draw_on_host(buffer, size, env)) for _ in range(part)]
+            device, buffer.device = buffer.device, torch.device("cpu")
+            try:
+                batches = [keep_fields(buffer.sample(size, env=env)) for _ in range(part)]
+            finally:
+                buffer.device = device
             is_even = len({len(x.rewards) for x in batches}) == 1
             for some in [batches] if is_even else [[x] for x in batches]:  # what is no tensor is the first one's
                 joined = pytree.tree_map(lambda *x: torch.cat(x).numpy() if isinstance(x[0], Tensor) else x[0], *some)
@@ -133,15 +137,6 @@ def draw_samples(algorithm: Any, count: int, size: int) -> Iterator[tuple[Any, i
 def keep_fields(samples: Any) -> ReplayBufferSamples:
     """Of a minibatch in any form, what the stock algorithms read."""
     return ReplayBufferSamples._make(getattr(samples, name, None) for name in ReplayBufferSamples._fields)
-
-
-def draw_on_host(buffer: Any, size: int, env: Any) -> Any:
-    """A minibatch of a replay buffer, in host memory."""
-    device, buffer.device = buffer.device, torch.device("cpu")
-    try:
-        return buffer.sample(size, env=env)
-    finally:
-        buffer.device = device
 
 
 def is_plain(buffer: Any, env: Any) -> bool:

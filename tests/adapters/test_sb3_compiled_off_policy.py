@@ -74,19 +74,22 @@ def test_three_hundred_updates_are_those_of_stock(kind, name):
         assert ours.exploration_rate == stock.exploration_rate and ours._n_calls == stock._n_calls
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_replay_buffer_may_draw_as_it_likes(form):
-    """More samples than it is asked for, too."""
+@pytest.mark.parametrize("form, step", [*((x, None) for x in FORMS), (FORMS[0], 40)])
+def test_a_replay_buffer_may_draw_as_it_likes(form, step):
+    """More samples than it is asked for, too; or it changes a network meanwhile, from one step on."""
 
     class Uneven(draw_newest(form)):
-        calls = 0
+        calls, network = 0, None
 
         def sample(self, batch_size, env=None):
             self.calls += 1
+            if self.network is not None and self.calls % 3 == 2:
+                hook(self.network)
             return super().sample(batch_size + self.calls // 3 % 3 * (self.calls % 4), env)
 
-    ours, stock = train_both(TritonTD3, 60, gradient_steps=3, replay_buffer_class=Uneven)
-    assert ours.describe() == COMPILED
+    change = At(lambda model: setattr(model.replay_buffer, "network", model.actor.mu), step or 99)
+    ours, stock = train_both(TritonTD3, 60, callback=lambda: change, gradient_steps=3, replay_buffer_class=Uneven)
+    assert ours.describe() == (COMPILED if step is None else LEFT + "a module, parameter or optimizer has hooks")
     compare_models(ours, stock, 2e-5)
 
 
@@ -119,8 +122,7 @@ def test_callbacks_may_change_anything(kind):
 
 
 def test_a_number_of_quantiles_that_networks_have_not_is_left_to_stock():
-    change = At(lambda model: setattr(model, "n_quantiles", 100), 30)
-    ours, stock = train_both(TritonQRDQN, 60, callback=lambda: change)
+    ours, stock = train_both(TritonQRDQN, 60, callback=lambda: At(lambda x: setattr(x, "n_quantiles", 100), 30))
     assert ours.describe() == LEFT + "TritonQRDQN has no compiled steps for its networks"
     compare_models(ours, stock, 2e-5)
 
@@ -233,10 +235,21 @@ def test_acting_of_users_is_theirs(name):
     owner, name = (model.policy.q_net, "forward") if "." in name else (model.policy, name)
     own = getattr(owner, name)
     setattr(owner, name, lambda *args, **kwargs: calls.append(1) or own(*args, **kwargs))
-    model.exploration_rate = 0.0
-    model.exploration_schedule = lambda _: 0.0
+    model.exploration_rate, model.exploration_schedule = 0.0, lambda _: 0.0
     model.learn(30, reset_num_timesteps=False)
     assert len(calls) >= 10 or (name == "forward" and owner is model.policy)
+
+
+def test_a_class_may_act_in_its_own_way_in_each_rollout():
+    class Own(TritonDQN):
+        def collect_rollouts(self, *args, **kwargs):
+            self.policy.predict = lambda *_: calls.append(1) or (np.array([1]), None)
+            results = super().collect_rollouts(*args, **kwargs)
+            del self.policy.predict
+            return results
+
+    calls = []
+    assert make_model(Own).learn(40).describe() == COMPILED and len(calls) >= 10
 
 
 STOCK = {sb3_kinds.TritonCrossQ: {}, TritonTQC: {"top_quantiles_to_drop_per_net": -1}}

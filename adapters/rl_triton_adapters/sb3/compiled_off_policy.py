@@ -136,17 +136,17 @@ def list_called(owners: list[Any]) -> list[Any]:
     return [y for x in owners for y in (x, *list_modules(x.features_extractor))]
 
 
-def make_transitions(algorithm: Any, drawn: ReplayBufferSamples) -> Transitions:
+def make_transitions(algorithm: Any, compiled: Compiled, drawn: ReplayBufferSamples) -> Transitions:
     """What the networks take of samples, which are arrays."""
-    owner, observed = algorithm._compiled.networks.owners[0], [drawn.observations, drawn.next_observations]
-    if not algorithm._compiled.takes_rows:
+    owner, observed = compiled.networks.owners[0], [drawn.observations, drawn.next_observations]
+    if not compiled.takes_rows:
         with torch.no_grad():
             observed = [owner.extract_features(torch.from_numpy(x), owner.features_extractor) for x in observed]
     ends = (1 - drawn.dones) * (algorithm.gamma if drawn.discounts is None else drawn.discounts)
     return Transitions(observed[0], drawn.actions, observed[1], drawn.rewards.ravel(), ends.ravel())
 
 
-def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: int) -> dict[str, list[float]]:
+def run_compiled(algorithm: Any, compiled: Compiled, count: int, size: int) -> dict[str, list[float]]:
     """Make so many gradient steps; what is logged of them, by its name."""
     history: dict[str, list[float]] = {}
     before, index = algorithm._n_updates, 0
@@ -157,16 +157,18 @@ def run_compiled(algorithm: Any, update: CompiledValueUpdate, count: int, size: 
             choices.append(algorithm._choose_parts(index))
             index += 1
             algorithm._n_updates += algorithm.counts_each if index < count else 0
-        random, width = torch.get_rng_state(), drawn.actions.shape[1]
-        samples = make_transitions(algorithm, drawn)._replace(**algorithm._draw_noise(part, size, width))
+        random, width = torch.get_rng_state() if compiled.networks.actor else None, drawn.actions.shape[1]
+        noise = algorithm._draw_noise(part, size, width)
+        samples = make_transitions(algorithm, compiled, drawn)._replace(**noise)
         try:
-            rows = update.run(samples, size, **algorithm._list_numbers(choices)).tolist()
+            rows = compiled.update.run(samples, size, **algorithm._list_numbers(choices)).tolist()
         except ValueError:  # something has changed, by which it is not compiled
             rows, algorithm._compiled = [], None
         made = [row for row in rows if not row[-1]]
         found = [algorithm._name_statistics(row, *parts) for row, parts in zip(made, choices, strict=False)]
         if len(made) < part:  # the stock step says why
-            torch.set_rng_state(random)
+            if random is not None:
+                torch.set_rng_state(random)
             algorithm._draw_noise(len(made), size, width)
         for i in range(len(made), part):
             parts: Any = (None if x is None else torch.from_numpy(x[i * size : (i + 1) * size]) for x in drawn)

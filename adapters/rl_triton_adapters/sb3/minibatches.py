@@ -166,7 +166,7 @@ def draw_indices(buffer: Any, count: int, size: int) -> np.ndarray:
         else:
             steps = draw(0, last if buffer.full else buffer.pos, size=size)
         envs = draw(0, high=buffer.n_envs, size=(size,)) if buffer.n_envs > 1 else 0  # of one, NumPy draws nothing
-        x[0] = steps * buffer.n_envs + envs
+        x[0] = steps * buffer.n_envs + envs if buffer.n_envs > 1 else steps
         if is_short:
             x[1] = (steps + 1) % last * buffer.n_envs + envs
     return rows

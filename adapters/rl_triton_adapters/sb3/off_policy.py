@@ -104,7 +104,7 @@ class OffPolicyMixin(AcceleratedAlgorithm, OffPolicyAlgorithm):
         optimizers = self._list_optimizers()
         self._update_learning_rate(optimizers if len(optimizers) > 1 else optimizers[0])  # as the stock algorithms do
         if self._compiled is not None:
-            self._log_history(compiled.run_compiled(self, self._compiled.update, gradient_steps, batch_size))
+            self._log_history(compiled.run_compiled(self, self._compiled, gradient_steps, batch_size))
             return
         step.resume()
         with fused(optimizers if step.reason else ()):

@@ -105,12 +105,13 @@ class EntropyMixin(OffPolicyMixin):
         return Networks(owners, *critics, [[actor.latent_pi, x] for x in (actor.mu, actor.log_std)], options)
 
     def _choose_actions(self, outputs: np.ndarray, deterministic: bool) -> np.ndarray | None:
-        mean, log_std = torch.from_numpy(outputs).chunk(2, dim=1)
+        width = outputs.shape[1] // 2
+        mean, log_std = outputs[:, :width], outputs[:, width:]
         if np.isnan(outputs).any():  # the distribution refuses it
             return None
         if not deterministic:
-            mean = mean + torch.empty(mean.shape).normal_() * log_std.clamp(-20, 2).exp()
-        return np.asarray(self.policy.unscale_action(mean.tanh().numpy()))
+            mean = mean + torch.empty(mean.shape).normal_().numpy() * np.exp(log_std.clip(-20, 2))
+        return np.asarray(self.policy.unscale_action(np.tanh(mean)))
 
     def _draw_noise(self, count: int, size: int, width: int) -> dict[str, Tensor]:
         noise = torch.empty(count, 2, size, width)

@@ -13,6 +13,7 @@ import numpy as np
 from benchmarks import harness
 from benchmarks.end_to_end.sb3 import find_class
 from benchmarks.harness import Options, Rows, Setting, make_row
+from benchmarks.settings import TABLE
 
 
 class Frames(gym.ObservationWrapper):
@@ -43,7 +44,7 @@ def measure(setting: Setting, options: Options) -> Rows:
         model.learn(WARM_UP, reset_num_timesteps=False)
         if name == "unasked":
             keep_answers(model)
-    turn = 10 if options.quick else TURN
+    turn = max(setting.train_freq, 10 if options.quick else TURN)
     calls = {name: partial(model.learn, turn, reset_num_timesteps=False) for name, model in models.items()}
     times = harness.time_rounds(calls, options)
     for name, found in times.items():
@@ -55,8 +56,9 @@ def measure(setting: Setting, options: Options) -> Rows:
 
 
 def make_model(arm: str, setting: Setting, device: str) -> Any:
-    kind, env = find_class(setting.algorithm, arm != "stock"), setting.env
+    kind, (env, _, variant) = find_class(setting.algorithm, arm != "stock"), setting.env.partition(", ")
     steps = {"learning_starts": 20, "gradient_steps": setting.gradient_steps, "train_freq": setting.train_freq}
+    steps |= TABLE["off_policy"]["options"].get(variant, {})
     if env == "frames":
         return kind("CnnPolicy", Frames(), seed=0, device=device, buffer_size=20_000, **steps)
     return kind("MlpPolicy", env, seed=0, device=device, **steps)

@@ -186,8 +186,7 @@ def learn_both(kind, make=Adam, change=id, **options):
 @pytest.fixture(params=["one thread", "two threads", "a thread that gets no processor"])
 def threads(request, monkeypatch):
     """The names of those that find gradients: of each half of a minibatch which one has found it."""
-    names, run = [], compiled.run_chunks
-    before = torch.get_num_threads()
+    names, run, before = [], compiled.run_chunks, torch.get_num_threads()
 
     def run_and_count(work, lanes, number):
         started = threading.Barrier(2)

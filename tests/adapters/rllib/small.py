@@ -73,10 +73,6 @@ def flags_of_vtrace(learner):
     return {"backend": learner._flags.rl_triton_backend}
 
 
-def node_of(learner):
-    return ray.get_runtime_context().get_node_id()
-
-
 def of_learners(algorithm, ask):
     return [answer.get() for answer in algorithm.learner_group.foreach_learner(ask)]
 

@@ -11,7 +11,7 @@ pytest.importorskip("ray.rllib")
 
 import ray
 from ray.cluster_utils import Cluster
-from small import assert_same_training, name_of_piece, node_of, small_ppo, train_algorithm
+from small import assert_same_training, name_of_piece, small_ppo, train_algorithm
 
 from rl_triton_adapters.rllib import enable_triton, gae
 
@@ -47,7 +47,7 @@ def test_two_learners_on_two_nodes_train_as_those_of_rllib(two_nodes):
     def config():
         return small_ppo(num_learners=2).learners(custom_resources_per_learner=ROOM)
 
-    asked = (name_of_piece, node_of, attrgetter("calls"))
+    asked = (name_of_piece, lambda _: ray.get_runtime_context().get_node_id(), attrgetter("calls"))
     stock = train_algorithm(config(), *asked, before=count_calls, iterations=3)
     ours = train_algorithm(enable_triton(config()), *asked, before=count_calls, iterations=3)
     assert len(two_nodes) == 2

@@ -2,6 +2,7 @@
 
 import inspect
 from functools import partial, wraps
+from types import FunctionType
 
 import torch
 
@@ -10,12 +11,9 @@ def list_methods(kind, *without):
     """Names of a class's methods and properties, those of its bases in the same package included."""
     package = kind.__module__.partition(".")[0]
     bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == package]
-    names = {name for base in bases for name, x in vars(base).items() if is_method(x)}
+    kinds = FunctionType, property, staticmethod, classmethod
+    names = {name for base in bases for name, x in vars(base).items() if isinstance(x, kinds)}
     return sorted(name for name in names if not name.startswith("__") and name not in without)
-
-
-def is_method(attribute):
-    return inspect.isfunction(attribute) or isinstance(attribute, property | staticmethod | classmethod)
 
 
 def alter(value):

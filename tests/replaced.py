@@ -38,13 +38,10 @@ def list_run(packages, run, *args, **kwargs):
     for code, module in ran.items():
         *path, name = code.co_qualname.split(".")
         owners = [reduce(lambda x, part: getattr(x, part, None), path, sys.modules[module])] if path else modules
-        known = [x for x in owners if code in list_codes(getattr(x, "__dict__", {}).get(name))]
+        functions = [(x, list_functions(getattr(x, "__dict__", {}).get(name))) for x in owners]
+        known = [x for x, found_there in functions if code in map(attrgetter("__code__"), found_there)]
         found |= {(known[0], name): known} if known else {}
     return found
-
-
-def list_codes(attribute):
-    return map(attrgetter("__code__"), list_functions(attribute))
 
 
 def alter_function(stock):

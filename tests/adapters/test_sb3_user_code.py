@@ -71,7 +71,7 @@ class User:
 
     def make_method(self, own, name):
         def method(instance, *args, **kwargs):
-            self.hear(name, *(describe_type(x) for x in args))
+            self.hear(name, *(type(x).__name__.removeprefix("Triton") for x in args))
             return getattr(super(own, instance), name)(*args, **kwargs)
 
         return method
@@ -137,10 +137,6 @@ def list_optimizers(model):
     parts = [model.policy, *(getattr(model, name, None) for name in ("actor", "critic"))]
     found = [getattr(x, "optimizer", None) for x in parts] + [getattr(model, "ent_coef_optimizer", None)]
     return [x for x in found if x is not None]
-
-
-def describe_type(x):
-    return type(x).__name__.removeprefix("Triton")
 
 
 def find_difference(ours, stock):

@@ -17,7 +17,7 @@ from ray.rllib.core.models.torch.primitives import TorchMLP
 from ray.rllib.evaluation.postprocessing import Postprocessing
 from torch import Tensor, nn
 
-from rl_triton_adapters.common.overrides import find_own, has_hooks, list_modules, list_stock
+from rl_triton_adapters.common.overrides import find_own, find_replaced, has_hooks, list_modules, list_stock
 from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.rllib.loss import FusedLoss
 from rl_triton_core.compiled import CompiledUpdate, Rollout
@@ -55,15 +55,9 @@ def find_compiled(learner: Any, loss: Any, names: Iterable[str]) -> tuple[dict[s
 
 def find_unknown(learner: Any, name: str, module: Any) -> str:
     """Why a module is not two MLPs, or its loss and optimizer are not known; empty if all are."""
-    kind, parts, optimizers = type(module).__name__, list_modules(module), learner._module_optimizers.get(name, ())
-    if not isinstance(module, DefaultPPOTorchRLModule) or type(module.encoder) is not TorchActorCriticEncoder:
-        return f"{kind} is not RLlib's module of PPO"
-    wrong = [type(x).__name__ for x in list_networks(module) if type(x) not in PARTS or type(x.net) is not TorchMLP]
-    called = DefaultPPOTorchRLModule._forward_train, DefaultPPOTorchRLModule.compute_values
-    return find_own(parts, called, PACKAGES) or find_reason(
+    kind, optimizers = type(module).__name__, learner._module_optimizers.get(name, ())
+    return find_unlike(module, "_forward_train", "compute_values") or find_reason(
         {
-            f"{kind} has a {''.join(wrong[:1])}": wrong,
-            "a module has hooks": any(map(has_hooks, parts)),
             "the loss has no critic": not learner.config.get_config_for_module(name).use_critic,
             f"{kind} has {len(optimizers)} optimizers": len(optimizers) != 1,
             f"{kind} clips logits": not isinstance(module.action_space, Box)
@@ -72,11 +66,22 @@ def find_unknown(learner: Any, name: str, module: Any) -> str:
     )
 
 
+def find_unlike(module: Any, *names: str) -> str:
+    """Why a module is not RLlib's of PPO, of MLPs, with its methods of these names; empty if it is."""
+    kind, parts = type(module).__name__, list_modules(module)
+    called = [y for x in names for y in list_stock(type(module), x, PACKAGES)]
+    if not isinstance(module, DefaultPPOTorchRLModule) or type(module.encoder) is not TorchActorCriticEncoder:
+        return f"{kind} is not RLlib's module of PPO"
+    wrong = [type(x).__name__ for x in list_networks(module) if type(x) not in PARTS or type(x.net) is not TorchMLP]
+    reasons = {f"{kind} has a {''.join(wrong[:1])}": wrong, "a module has hooks": any(map(has_hooks, parts))}
+    return find_own(parts, called, PACKAGES) or find_reason(reasons) or find_replaced(called, parts, PACKAGES)
+
+
 def list_networks(module: Any) -> list[Any]:
     """The encoder and the head of the actor, and those of the critic."""
     encoder = module.encoder
     parts = (encoder.encoder,) * 2 if encoder.config.shared else (encoder.actor_encoder, encoder.critic_encoder)
-    return [parts[0], module.pi, parts[1], module.vf]
+    return [parts[0], module.pi, parts[1], module.vf] if hasattr(module, "vf") else [parts[0], module.pi]
 
 
 def build_update(learner: Any, name: str, module: Any, loss: FusedLoss) -> CompiledUpdate:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -25,15 +26,16 @@ from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
-from rl_triton_adapters.common.modes import TrainingModes
-from rl_triton_adapters.common.overrides import find_own, find_replaced
+from rl_triton_adapters.common.overrides import HOOKS, HOOKS_OF_ALL, find_own, find_replaced, list_modules
 from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.rllib.check import read_flags
-from rl_triton_adapters.rllib.compiled import PACKAGES
+from rl_triton_adapters.rllib.compiled import PACKAGES, find_unlike, list_networks
 from rl_triton_adapters.rllib.update import logger
+from rl_triton_core.capture import Snapshot
 
 PIPELINES = EnvToModulePipeline, ModuleToEnvPipeline
 DISTRIBUTIONS = TorchCategorical, TorchDiagGaussian
+MANY = 2**22  # multiplications in the largest layer; with more, the process keeps its threads
 
 
 def call_own(self: Any, **given: Any) -> Any:
@@ -69,32 +71,35 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     def _sample(self, *, explore: bool, random_actions: bool = False, **options: Any) -> Any:
         """Sample, as RLlib does."""
-        pipelines = self._env_to_module, self._module_to_env
-        self._explores, self._kind, self._known = explore, self._find_kind(explore), [[*x] for x in self._pieces]
+        pipelines, module = (self._env_to_module, self._module_to_env), self.module
+        self._explores, self._kind, parts = explore, self._find_kind(explore), list[Any]()
         self.reason = "actions are random" if random_actions else self._find_obstacle()
-        self._untried, modes = {self.observe, self.choose_actions}, TrainingModes(self.module, PACKAGES, "train")
-        own: Any = {} if self.reason else vars(self.module)
-        own.setdefault("train", modes.set_mode)  # which RLlib and `eval` call in each step
+        self._untried, own = {self.forward, self.observe, self.choose_actions}, getattr(module, "__dict__", {})
+        name = "forward_exploration" if explore else "forward_inference"
+        if not (self.reason or name in own or find_unlike(module, name, "_forward")):
+            (encoder, pi), parts = list_networks(module)[:2], list_modules(module)
+            head = [pi] if pi.clip_log_std or hasattr(pi, "log_std") else pi.net.mlp
+            self._layers, self._stock_forward = [x.forward for x in (*encoder.net.mlp, *head)], getattr(module, name)
+            weights = max(x.numel() for x in chain(*(x.parameters() for x in (encoder, pi))))
+            self._is_small, own[name] = weights * self.num_envs <= MANY, self._forward
+        places = [HOOKS_OF_ALL, *((x._modules, *map(vars(x).get, HOOKS)) for x in parts)]
         try:
             for pipeline, kind, call in zip(pipelines, SHORT, (self._observe, self._act), strict=True):
                 if not self.reason:
                     vars(pipeline)["own_call"] = call
                     pipeline.__class__ = kind
+            pieces = [y for x in pipelines for y in (vars(x), x.connectors)]
+            self._snapshot = Snapshot([*pieces, *chain(*places)], [], [])
             return super()._sample(explore=explore, random_actions=random_actions, **options)
         finally:
-            if own.get("train") == modes.set_mode:
-                del own["train"]
+            if own.get(name) == self._forward:
+                del own[name]
             for pipeline, short, kind in zip(pipelines, SHORT, PIPELINES, strict=True):
                 pipeline.__class__ = kind if type(pipeline) is short else type(pipeline)
                 vars(pipeline).pop("own_call", None)
             if self.describe() != self._said:
                 self._said = self.describe()
                 logger.info("%s", self._said)
-
-    @property
-    def _pieces(self) -> list[list[Any]]:
-        """The connectors of both pipelines."""
-        return [self._env_to_module.connectors, self._module_to_env.connectors]
 
     def _find_kind(self, explore: bool) -> Any:
         """The module's distribution of actions; None if it has none."""
@@ -105,7 +110,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
     def _find_obstacle(self) -> str:
         """Why RLlib's connectors make all steps, as far as can be told before the first; empty if none is known."""
         pipelines, module = (self._env_to_module, self._module_to_env), self.module
-        kinds = [(type(x), *map(type, pieces)) for x, pieces in zip(pipelines, self._known, strict=True)]
+        kinds = [(type(x), *map(type, x.connectors)) for x in pipelines]
         reasons = {
             "switched off": not self._is_wanted,
             "these are not RLlib's default connectors": kinds != self._default,
@@ -113,13 +118,31 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             f"modules are on {self._device}": str(self._device) != "cpu",
             f"actions have a {getattr(self._kind, '__name__', self._kind)}": self._kind not in DISTRIBUTIONS,
         }
-        pieces = [*self._known[0], *self._known[1]]
+        pieces = [y for x in pipelines for y in x.connectors]
         functions = [*(type(x).__call__ for x in pieces), *(x.from_logits for x in DISTRIBUTIONS)]
         reason = find_reason(reasons) or find_own([*pipelines, *pieces], functions, PACKAGES)
         things = *pipelines, *pieces, *DISTRIBUTIONS, TorchDeterministic, Categorical, Normal
         return reason or find_replaced(functions, things, PACKAGES)
 
-    # -- what connectors do --------------------------------------------------------------------------------------------
+    # -- what the module and connectors do -----------------------------------------------------------------------------
+
+    def _forward(self, batch: dict[str, Tensor], **kwargs: Any) -> Any:
+        """What the module returns."""
+        return self._call(self.forward, self._stock_forward, {"batch": batch, **kwargs}, batch[Columns.OBS])
+
+    @torch.no_grad()
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
+        """What a module returns whose layers are known, if small by one thread: others take longer to wake."""
+        threads = torch.get_num_threads()
+        if self._is_small:
+            torch.set_num_threads(1)
+        try:
+            for layer in self._layers:
+                features = layer(features)
+        finally:
+            if self._is_small:
+                torch.set_num_threads(threads)
+        return {Columns.ACTION_DIST_INPUTS: features}
 
     def _observe(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
         """What a module takes, and what RLlib logs and keeps of it."""
@@ -165,7 +188,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             Columns.ACTION_LOGP: [*(log_probs.astype(np.float32) if self._explores else np.zeros_like(actions))],
             Columns.ACTION_DIST_INPUTS: [*inputs.numpy().astype(np.float32)],
         }
-        piece: Any = next(x for x in self._known[1] if isinstance(x, NormalizeAndClipActions))
+        piece: Any = next(x for x in self._module_to_env.connectors if isinstance(x, NormalizeAndClipActions))
         if piece.normalize_actions or piece.clip_actions:
             change, space = unsquash_action if piece.normalize_actions else clip_action, piece._action_space_struct
             results[Columns.ACTIONS_FOR_ENV] = change(actions.copy(), space) if isinstance(space, Box) else actions
@@ -176,8 +199,8 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
         Else what those return; whether ours return the same, from the same random numbers, counts later.
         """
-        if not self.reason and self._pieces != self._known:
-            self.reason = "connectors have changed while a sample was made"
+        if not self.reason and not self._snapshot.holds():
+            self.reason = "connectors or the module have changed while a sample was made"
         if not self.reason and ours not in self._untried:
             return ours(taken)
         before, results, drawn = torch.get_rng_state(), stock(**given), torch.get_rng_state()

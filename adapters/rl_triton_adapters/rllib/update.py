@@ -229,7 +229,11 @@ class Update:
             return make_stock_step(batch)
         note_batch = learner._compute_off_policyness if self.logs_every_batch else self.last_batch.update
         note_batch(batch)
-        if step.reason or not is_capturable(batch, step):
+        columns = [column for each in batch.values() for column in each.items() if not step.reason]
+        other = [name for name, x in columns if not all(map(is_input, pytree.tree_leaves(x)))]
+        if other:
+            step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")
+        if step.reason or other:
             return {}, self.update_modules(batch), {}
         coefficients = {ENTROPY: {x: getattr(learner, ENTROPY)[x].get_current_value() for x in batch}}
         coefficients |= {KL: {x: getattr(learner, KL)[x] for x in batch}} if hasattr(learner, KL) else {}
@@ -337,12 +341,3 @@ def follow(kind: type, names: tuple[str, ...], ours: tuple[Any, ...] = ()) -> tu
     called = [list_called(kind, x, PACKAGES, without) for x in (stock, ours)]  # dictionaries have an `update`, too
     read, known = ({y for x in functions for y in list_names(x.__code__)} for functions in called)
     return called[0], read.union(names).difference(known, without)
-
-
-def is_capturable(batch: dict[str, Any], step: CapturedStep) -> bool:
-    """Whether a batch has only what a graph can take; a warning names columns of objects or text, if not."""
-    columns = [column for each in batch.values() for column in each.items()]
-    other = [name for name, x in columns if not all(map(is_input, pytree.tree_leaves(x)))]
-    if other:
-        step.warn_once(f"the batch has columns that are no tensors: {', '.join(other)}")
-    return not other

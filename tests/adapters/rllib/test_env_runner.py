@@ -56,7 +56,8 @@ def sample(runner, change=lambda runner: None, **options):
 
 def assert_same(runners, change=lambda runner: None, **options):
     (expected, numbers), (got, drawn) = (sample(x, change, **options) for x in runners)
-    assert torch.equal(numbers, drawn) and len(got) == len(expected) > 1
+    modes = [[y.training for y in x.module.modules()] for x in runners]
+    assert torch.equal(numbers, drawn) and len(got) == len(expected) > 1 and modes[0] == modes[1]
     for x, y in zip(got, expected, strict=True):
         assert x.is_terminated == y.is_terminated and x.get_return() == y.get_return()
         parts = [(z.get_observations(), z.get_actions(), *map(z.get_extra_model_outputs, NAMES)) for z in (x, y)]
@@ -81,7 +82,7 @@ CASES = {
 def test_episodes_are_those_of_rllib(name, explore):
     runners = make_runners(**CASES[name])
     assert_same(runners, num_timesteps=60, explore=explore)
-    assert runners[1].describe() == OURS
+    assert runners[1].describe() == OURS and not runners[1]._untried
     assert_same(runners, num_episodes=3, explore=explore)
     metrics = [flatten_metrics(x.get_metrics()) for x in runners]
     assert metrics[0].keys() == metrics[1].keys()
@@ -174,20 +175,10 @@ def test_nan_is_refused_as_by_rllib(checks, monkeypatch):
 
 
 class Extra(DefaultPPOTorchRLModule):
-    """Values are kept, too, and how many modules are in training mode."""
+    """Values are kept, too."""
 
     def _forward_exploration(self, batch, **kwargs):
-        values = batch["obs"].sum(1) + sum(x.training for x in self.modules())
-        return {**super()._forward_exploration(batch, **kwargs), "vf_preds": values}
-
-
-class Partly(Extra):
-    """Its encoder is never in training mode."""
-
-    def train(self, mode=True):
-        super().train(mode)
-        self.encoder.train(False)
-        return self
+        return {**super()._forward_exploration(batch, **kwargs), "vf_preds": batch["obs"].sum(1)}
 
 
 class Deciding(TorchRLModule):
@@ -197,27 +188,50 @@ class Deciding(TorchRLModule):
         return {"actions": (batch["obs"][:, 0] > 0).long()}
 
 
-@pytest.mark.parametrize("kind", [Extra, Partly, Deciding])
+@pytest.mark.parametrize("kind", [Extra, Deciding])
 def test_modules_of_users(kind):
     runners = make_runners(lambda: make_config().rl_module(rl_module_spec=RLModuleSpec(module_class=kind)))
     actions = []
     for runner in runners:
         episodes, numbers = sample(runner, num_timesteps=40)
         outputs = [x.get_extra_model_outputs("vf_preds").tolist() for x in episodes if kind is not Deciding]
-        modes = [x.training for x in runner.module.modules()]
-        actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist(), modes))
+        actions.append(([x.get_actions().tolist() for x in episodes], outputs, numbers.tolist()))
     assert actions[0] == actions[1]
 
 
-def add_connector(episode, env_runner, **kwargs):
-    if Filtered not in map(type, env_runner._module_to_env.connectors):
-        env_runner._module_to_env.prepend(Filtered())
+CALLBACKS = {
+    "add_connector": lambda pipeline, module: pipeline.prepend(Filtered()),
+    "add_to_list": lambda pipeline, module: vars(pipeline).update(connectors=[Filtered(), *pipeline.connectors]),
+    "add_hook": lambda pipeline, module: module.pi.register_forward_hook(lambda *args: args[-1] / 2),
+    "replace_part": lambda pipeline, module: module.encoder.actor_encoder.net.mlp.insert(0, torch.nn.Linear(4, 4)),
+}
 
 
-def test_what_a_callback_changes_counts_at_the_next_step():
-    runners = make_runners(lambda: make_config().callbacks(on_episode_end=add_connector))
-    assert_same(runners, num_timesteps=80)
-    assert "default" in runners[1].reason
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_what_a_callback_changes_counts_at_the_next_step(name):
+    def change(env_runner, **kwargs):
+        CALLBACKS[name](env_runner._module_to_env, env_runner.module)
+
+    runners, reasons = make_runners(lambda: make_config().callbacks(on_episode_end=change)), []
+    assert_same(runners, lambda x: reasons.append(getattr(x, "reason", "")), num_timesteps=80)
+    assert "changed while a sample was made" in reasons[1]
+
+
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_one_thread_computes_small_layers(num_envs, monkeypatch):
+    """In a process that keeps its own number, also where a layer fails; two rows are too many for 2**22 weights."""
+
+    def spoil(env_runner, **kwargs):
+        env_runner.module.pi.net.mlp[0].weight.data = torch.ones(1, 1)
+
+    config, chosen = make_config(num_envs=num_envs).callbacks(on_episode_end=spoil), []
+    runner = Ours(config=config.rl_module(model_config={"fcnet_hiddens": [2048, 2048]}))
+    (set_number := torch.set_num_threads)(2)
+    monkeypatch.setattr(torch, "set_num_threads", lambda x: (chosen.append(x), set_number(x)))
+    with pytest.raises(RuntimeError, match="shapes"):
+        runner.sample(num_timesteps=200)
+    assert [*dict.fromkeys(chosen)] == ([1, 2] if num_envs == 1 else []) and torch.get_num_threads() == 2
+    assert not runner.reason and not runner._untried
 
 
 def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
@@ -230,7 +244,7 @@ def test_an_interrupted_sample_leaves_the_pipelines_as_they_were():
         runner.sample(num_timesteps=200)
     assert (type(runner._env_to_module), type(runner._module_to_env)) == kinds
     left = {**vars(runner._env_to_module), **vars(runner._module_to_env), **vars(runner.module)}
-    assert {"own_call", "train"}.isdisjoint(left)
+    assert {"own_call", "forward_exploration"}.isdisjoint(left)
 
 
 @pytest.mark.parametrize("make", [small_ppo, partial(small_impala, IMPALAConfig)])

@@ -51,17 +51,15 @@ def measure(setting: Setting, options: Options) -> Rows:
         metric = "steps" if name != "unasked" else "bound of steps"
         yield make_row(name, metric, "per second", [1e6 * turn / x for x in found])
     for name in [*times][1:]:
-        metric = "speed-up" if name == "ours" else "its bound"
-        yield harness.make_ratio(name, metric, times, models[name].describe())
+        yield harness.make_ratio(name, "speed-up" if name == "ours" else "its bound", times, models[name].describe())
 
 
 def make_model(arm: str, setting: Setting, device: str) -> Any:
     kind, (env, _, variant) = find_class(setting.algorithm, arm != "stock"), setting.env.partition(", ")
     steps = {"learning_starts": 20, "gradient_steps": setting.gradient_steps, "train_freq": setting.train_freq}
-    steps |= TABLE["off_policy"]["options"].get(variant, {})
-    if env == "frames":
-        return kind("CnnPolicy", Frames(), seed=0, device=device, buffer_size=20_000, **steps)
-    return kind("MlpPolicy", env, seed=0, device=device, **steps)
+    steps |= TABLE["off_policy"]["options"].get(variant or env, {})
+    task = ("CnnPolicy", Frames()) if env == "frames" else ("MlpPolicy", env)
+    return kind(*task, seed=0, device=device, **steps)
 
 
 def keep_answers(model: Any) -> None:

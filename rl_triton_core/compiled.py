@@ -1,4 +1,4 @@
-"""Whole updates of PPO and A2C, and gradient steps of DQN, QR-DQN, SAC and TD3, in compiled code on the CPU."""
+"""Whole updates of PPO and A2C, and gradient steps of DQN, QR-DQN, SAC, TQC and TD3, in compiled code on the CPU."""
 
 from __future__ import annotations
 
@@ -384,30 +384,32 @@ def draw_actions(
 
 
 def run_in_lanes(
-    second: Any, first: Any, samples: Any, size: int, learns: Any, follows: Any, found: Any, results: Any
+    tables: Any, first: Any, samples: Any, size: int, learns: Any, follows: Any, found: Any, results: Any
 ) -> None:
     """As `run_steps` with two threads, if both have time: gradients of half of a minibatch's tiles are summed apart."""
     learn, finish = map(compile_entry, (values.learn_tiles, values.finish))
     half = serial.TILE * -(-size // (2 * serial.TILE))
-    for step, last in enumerate(learns.tolist()):
+    for step, learns_policy in enumerate(learns.tolist()):
         low, high = step * size, (step + 1) * size
-        lanes = [(first, low, low + half, 0), (second, low + half, high, 1)]
-        for of_actor in range(1 + last):
+        for of_actor in (False, True)[: 1 + learns_policy]:
 
-            def work(lane: Any, of_actor: int = of_actor) -> None:
-                learn(lane[0], samples, *lane[1:3], of_actor, found, lane[3])
+            def work(lane: int, of_actor: bool = of_actor, low: int = low, high: int = high) -> None:
+                addresses = tables.second_lane if lane else first  # of memory that is there as long as this function
+                part = (low + half, high) if lane else (low, low + half)
+                learn(addresses, samples, *part, of_actor, found, lane)
 
-            run_chunks(work, lanes, 2)
-            if finish(first, second[1], size, of_actor, of_actor == last, follows[step], found, results, step):
+            run_chunks(work, (0, 1), 2)
+            is_last = of_actor == learns_policy
+            if finish(first, tables.second_lane[1], size, of_actor, is_last, follows[step], found, results, step):
                 return
 
 
 class CompiledValueUpdate(Compiled):
-    """Gradient steps of DQN, QR-DQN, SAC or TD3 on the CPU, in one compiled call.
+    """Gradient steps of DQN, QR-DQN, SAC, TQC or TD3 on the CPU, in one compiled call, or in two threads' calls.
 
     Critics learn r + γ·Q of targets at next observations, minus α·log π there. Then the actor learns the least of the
-    critics' values, and the entropy coefficient α, and targets follow. Parameters and the optimizers' states are those
-    of PyTorch, in place, equal to PyTorch's own up to rounding in float32.
+    critics' values, or their quantiles' mean, and the entropy coefficient α, and targets follow. Parameters and the
+    optimizers' states are those of PyTorch, in place, equal to PyTorch's own up to rounding in float32.
 
         update = CompiledValueUpdate([q_network], [target_network], optimizer)
         if not update.find_obstacle():
@@ -521,12 +523,12 @@ class CompiledValueUpdate(Compiled):
         results, weights = np.full((count, len(VALUE_STATISTICS)), math.nan), tables.facts[values.CRITICS].parameters
         is_large = batch_size * sum(map(Tensor.numel, weights)) >= SHARED_PRODUCTS
         shares = is_large and batch_size > serial.TILE and torch.get_num_threads() > 1
-        run: Any = partial(run_in_lanes, tables.second_lane) if shares else compile_entry(values.run_steps)
+        run: Any = partial(run_in_lanes, tables) if shares else compile_entry(values.run_steps)
         try:
             run(addresses, samples, batch_size, learns, follows, np.zeros((2, 3)), results)
         finally:
             made = [actor for stop, actor in zip(results[:, -1].tolist(), learns.tolist(), strict=True) if stop == 0]
             for group, own in tables.learning.items():
-                own.leave_steps(len(made) if group == values.CRITICS else sum(made))
+                own.leave_steps(int((results[:, -1] <= 0).sum()) if group == values.CRITICS else sum(made))
         self._keep_tables(tables)
         return torch.from_numpy(results[~np.isnan(results[:, -1])])

@@ -208,7 +208,6 @@ LARGE = "with .* threads, PyTorch is faster: a layer has"
         (TritonTD3, {}, 2, ""),
         (TritonTD3, {}, 3, f"{LARGE} 120000 weights, minibatches are of 256"),
         (TritonTD3, {"batch_size": 128}, 4, LARGE),
-        (TritonTD3, {"batch_size": 129}, 4, ""),
         (TritonSAC, {}, 8, ""),
         (TritonSAC, {"batch_size": 257}, 4, f"{LARGE} 65536 weights"),
     ],

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -42,11 +43,13 @@ def test_so_is_one_in_the_environment(monkeypatch, text):
         get_num_threads()
 
 
-def test_every_chunk_is_done_once():
+def test_every_chunk_is_done_once(monkeypatch):
     set_num_threads(4)
-    done = []
-    run_chunks(done.append, range(1000))
-    assert sorted(done) == list(range(1000))
+    for _ in range(2):
+        done = []
+        run_chunks(done.append, range(1000))
+        assert sorted(done) == list(range(1000))
+        monkeypatch.setattr(threads.ThreadPoolExecutor, "submit", Mock(side_effect=RuntimeError))  # none starts
 
 
 def test_a_thread_that_is_held_up_holds_up_no_other():
@@ -78,18 +81,21 @@ def test_threads_that_have_not_begun_are_not_waited_for(monkeypatch):
     assert all(job.result() for job in blocker)
 
 
-def test_an_error_in_another_thread_is_raised():
+@pytest.mark.parametrize("is_main", [False, True])
+def test_an_error_is_raised_when_the_other_thread_is_done(is_main):
     set_num_threads(2)
-    main = threading.current_thread()
-    both = threading.Barrier(2, timeout=20)
+    main, done, both = threading.current_thread(), [], threading.Barrier(2, timeout=20)
 
     def work(chunk):
         both.wait()
-        if threading.current_thread() is not main:
-            raise ArithmeticError("in a thread")
+        if (threading.current_thread() is main) == is_main:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        done.append(chunk)
 
-    with pytest.raises(ArithmeticError, match="in a thread"):
+    with pytest.raises(KeyboardInterrupt):
         run_chunks(work, range(2))
+    assert len(done) == 1
 
 
 def count_chunks(monkeypatch, num_threads, shape, time_dim):

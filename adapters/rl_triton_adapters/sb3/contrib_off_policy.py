@@ -29,8 +29,9 @@ class TritonTQC(EntropyMixin, TQC):
 
     def _list_networks(self) -> Any:
         critic, dropped, networks = self.critic, self.top_quantiles_to_drop_per_net, super()._list_networks()
-        totals = {x.quantiles_total for x in (critic, self.critic_target)}
-        if totals != {critic.n_quantiles * critic.n_critics} or dropped not in range(critic.n_quantiles):
+        sizes = {(x.quantiles_total, len(x.q_networks)) for x in (critic, self.critic_target)}
+        whole = critic.n_quantiles * critic.n_critics, critic.n_critics
+        if sizes != {whole} or dropped not in range(critic.n_quantiles):
             return None
         networks.options.update(quantiles=critic.n_quantiles, dropped_quantiles=dropped)
         return networks

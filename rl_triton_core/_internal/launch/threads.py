@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from typing import TypeVar
 
@@ -78,11 +79,15 @@ def run_chunks(work: Callable[[T], object], chunks: Iterable[T], num_threads: in
             work(chunk)
 
     number = num_threads or get_num_threads()
-    jobs = [start_threads(number).submit(take_chunks) for _ in range(min(number, len(remaining)) - 1)]
-    take_chunks()
-    for job in jobs:
-        if not job.cancel():
-            job.result()
+    jobs: list[Future[None]] = []
+    with suppress(RuntimeError):  # the process ends, or has as many threads as it may
+        jobs.extend(start_threads(number).submit(take_chunks) for _ in range(min(number, len(remaining)) - 1))
+    try:
+        take_chunks()
+    finally:  # an interrupt, too, waits for what writes to memory
+        for job in jobs:
+            if not job.cancel():
+                job.result()
 
 
 @cache

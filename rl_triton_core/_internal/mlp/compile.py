@@ -94,8 +94,8 @@ def compile_entry(function: Any) -> Any:
     signatures = {
         serial.run_epoch: void(tuples([integer] * 7), integer, rollout, *arrays_of(1, 1, dtype=integer), *written),
         serial_values.run_steps: void(tables, samples, integer, *choices, written[1], written[1]),
-        serial_values.learn_tiles: void(tables, samples, integer, integer, integer, written[1], integer),
-        serial_values.finish: flags(tables, *[integer] * 3, flags, flags, written[1], written[1], integer),
+        serial_values.learn_tiles: void(tables, samples, integer, integer, flags, written[1], integer),
+        serial_values.finish: flags(tables, integer, integer, *[flags] * 3, written[1], written[1], integer),
         serial_values.draw: void(integer, *drawn),
         serial_values.evaluate: void(tuples([integer] * 3), *arrays_of(2), *arrays_of(2, writable=True)),
     }

@@ -1,4 +1,4 @@
-"""Gradient steps of DQN, QR-DQN, SAC and TD3 on MLPs, in loops that Numba compiles, beside those of `serial`.
+"""Gradient steps of DQN, QR-DQN, SAC, TQC and TD3 on MLPs, in loops that Numba compiles, beside those of `serial`.
 
 What networks take, observations and behind them actions, is in rows that all groups share, as derivatives by it are.
 """
@@ -230,7 +230,7 @@ def find_errors(group, chosen, first, rows, targets, num_targets, quantiles, num
                 error = load(targets + j * ROW, i) - load(learned, i)
                 cut = delta if error > delta else (-delta if error < -delta else error)
                 slope = (below if error < 0.0 else above) * cut
-                add(by, i, slope)
+                add(by, i, slope + 0.0 * error if quantiles else slope)  # NaN of infinite errors, as in QR-DQN's
                 add(losses, i, slope * (error - 0.5 * cut))
         for i in range(size):
             own = np.int64(chosen[first + i, 0]) if actions > 1 else np.int64(0)
@@ -380,7 +380,7 @@ def finish(tables, other, size, of_actor, is_last, follows, found, results, step
     else:
         results[step, CRITIC_LOSS] = load(numbers, CRITIC_COEF) * loss
         results[step, COEF] = load(numbers, ENTROPY_COEF)
-    results[step, HAS_STOPPED] = 0.0 if is_last else 1.0
+    results[step, HAS_STOPPED] = 0.0 if is_last else -1.0  # the critics' part is made
     if is_last and follows:
         follow(groups + CRITICS * BYTES, groups + TARGETS * BYTES, numbers)
         if get(groups + ACTOR * BYTES, 0, NUM_ENDS) == 1:
@@ -391,8 +391,8 @@ def finish(tables, other, size, of_actor, is_last, follows, found, results, step
 def run_steps(tables, samples, size, learns_policy, follows, found, results):
     """Make a gradient step with each minibatch, until the policy refuses one."""
     for step in range(len(results)):
-        last = np.int64(learns_policy[step])
-        for of_actor in range(last + 1):
+        for part in range(2 if learns_policy[step] else 1):
+            of_actor = part == 1
             learn_tiles(tables, samples, step * size, (step + 1) * size, of_actor, found, 0)
-            if finish(tables, 0, size, of_actor, of_actor == last, follows[step], found, results, step):
+            if finish(tables, 0, size, of_actor, of_actor == learns_policy[step], follows[step], found, results, step):
                 return

@@ -329,7 +329,7 @@ def describe_sizes() -> str:
     wheels = json.loads((PUBLISHED / "wheels.json").read_text(encoding="utf-8"))
     sums = {x: sum(wheel["megabytes"] for wheel in wheels if wheel["build"] in (x, "both")) for x in ("cpu", "cuda")}
     sizes = "{cpu:.1f} GB on a CPU, {cuda:.1f} GB on a GPU".format_map({x: y / 1000 for x, y in sums.items()})
-    return f"Downloads with PyTorch {wheels[0]['version'].partition('+')[0]} on Linux: {sizes}, and your framework."
+    return f"Downloads with PyTorch {wheels[0]['version'].partition('+')[0]} on Linux: {sizes}, plus your framework."
 
 
 def describe_suite() -> str:
@@ -397,10 +397,10 @@ def list_first() -> str:
     """A row for each kind of user, and how much faster an update makes training where simulation takes time too."""
     lines, where = list_gains("first")
     wholes = [float(line[2].rstrip("×")) for line in estimate_isaac_lab()[1]]
-    whole = ["the same in Isaac Lab's training, by task, GPU", "", f"{min(wholes)} to {max(wholes)}, estimated"]
+    whole = ["Isaac Lab: whole training, estimated for several tasks, GPU", "", f"{min(wholes)} to {max(wholes)}"]
     lines.insert(1 + [line[0].partition(":")[0] for line in lines].index("RSL-RL"), whole)
     table = make_table(["what trains, and where", "steps/s, before → with this package", "times as fast"], lines)
-    return f"{table}\n\nWhole training, environments included, but for that update. Medians and quartiles, {where}"
+    return f"{table}\n\nWhole training, but of RSL-RL the update alone. Medians of pairs, and quartiles, {where}"
 
 
 def list_expected(name: str) -> str:

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+import rl_triton_core.extending as check
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_core import compute_gae
-from rl_triton_core import extending as check
 from rl_triton_core.conventions import Boundaries, from_cleanrl, from_gymnasium_same_step
 
 __all__ = ["AdvantagesAndReturns", "gae"]

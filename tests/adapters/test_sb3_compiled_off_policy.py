@@ -223,8 +223,8 @@ def test_methods_that_a_class_gets_later_are_called():
     model = make_model(kind).learn(30)
     assert copy.deepcopy(model).learn(10, reset_num_timesteps=False).describe() == COMPILED
     assert model._compiled is not None
-    kind._step_optimizer = TritonSAC._step_optimizer
-    model.learn(10, reset_num_timesteps=False)
+    change = At(lambda _: setattr(kind, "_step_optimizer", TritonSAC._step_optimizer), 35)
+    model.learn(10, callback=change, reset_num_timesteps=False)
     assert model._compiled is None and "Later has its own _step_optimizer" in model.describe()
 
 

@@ -520,8 +520,8 @@ class CompiledValueUpdate(Compiled):
         follows = np.array([False] * count if updates_targets is None else updates_targets)
         if not len(learns) == len(follows) == count:
             raise ValueError(f"updates_actor, updates_targets: expected {count} values, one of each minibatch")
-        results, weights = np.full((count, len(VALUE_STATISTICS)), math.nan), tables.facts[values.CRITICS].parameters
-        is_large = batch_size * sum(map(Tensor.numel, weights)) >= SHARED_PRODUCTS
+        results = np.full((count, len(VALUE_STATISTICS)), math.nan)
+        is_large = batch_size * tables.num_weights >= SHARED_PRODUCTS
         shares = is_large and batch_size > serial.TILE and torch.get_num_threads() > 1
         run: Any = partial(run_in_lanes, tables) if shares else compile_entry(values.run_steps)
         try:

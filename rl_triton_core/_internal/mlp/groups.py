@@ -180,7 +180,7 @@ class ValueTables(GroupTables):
         if not actor and (len(returned) > 1 or returned[0] % count):
             raise Unsupported(f"critics return {returned}: without an actor, one returns {count} of each action")
         num_targets = (count - update.dropped_quantiles) * (len(returned) if actor and update.quantiles else 1)
-        self.spare = num_targets
+        self.spare, self.num_weights = num_targets, sum(x.numel() for x in critics.parameters)
         self.columns = features, actions or 1, features, 0, 0, actions or 1, actions or 1
         self.options = np.array([0.0, 0.0, 0.0, update.quantiles, num_targets])
         self.further = self.options.ctypes.data, self.numbers.ctypes.data

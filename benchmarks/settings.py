@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 TABLE: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-MUJOCO = ("HalfCheetah", "Hopper", "InvertedPendulum")  # tasks that need it
+SIMULATORS = {"mujoco": ("HalfCheetah", "Hopper", "Walker2d", "Inverted"), "Box2D": ("LunarLander", "BipedalWalker")}
 
 
 class Setting(SimpleNamespace):
@@ -35,10 +35,10 @@ def read_settings(benchmark: str, where: str, kind: Any = Setting) -> list[Any]:
 
 
 def is_possible(values: dict[str, Any]) -> bool:
-    """Whether this machine has the GPUs of all processes, and the package of the task."""
-    tasks = str(values.get("task", values.get("env", "")))
+    """Whether this machine has the GPUs of all processes, and the simulator of the task."""
+    task = str(values.get("task", values.get("env", "")))
     enough = values.get("processes", 1) <= max(1, torch.cuda.device_count())
-    return enough and not (tasks.startswith(MUJOCO) and find_missing(["mujoco"]))
+    return enough and not find_missing(name for name, tasks in SIMULATORS.items() if task.startswith(tasks))
 
 
 def find_missing(packages: Iterable[str]) -> list[str]:

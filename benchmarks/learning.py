@@ -94,9 +94,9 @@ def train(run: Run) -> Points:
     if run.device != "cpu":
         torch.cuda.set_device(run.device)
     points: Points = []
-    setting, options = run.setting, {"stats_window_size": 10}
-    if setting.algorithm == "PPO":
-        options = {"n_steps": setting.num_steps, **TABLE["learning"]["options"][setting.task]}
+    setting = run.setting
+    options = {"n_steps": setting.num_steps} if setting.algorithm == "PPO" else {"stats_window_size": 10}
+    options |= TABLE["learning"]["options"].get(f"{setting.task}, {setting.algorithm}", {})
     model = make_model(run, batch_size=setting.batch_size, **options)
     start = time.perf_counter()
     model.learn(setting.total_steps, Recorder())

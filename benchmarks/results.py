@@ -90,11 +90,7 @@ def write_result(path: Path, result: Result) -> None:
 
 
 def add_rows(path: Path, system: dict[str, str], setting: dict[str, Any], rows: Iterable[Row]) -> list[Row]:
-    """Write the lines of a setting into a file, in the place of those that it has of it.
-
-    Raises:
-        SystemExit: The file comes from another machine.
-    """
+    """Write the lines of a setting into a file of this machine, in the place of those that it has of it."""
     known, about = read_result(path), format_setting(setting)
     for part in ("gpu", "cpu"):
         if known.system.get(part, system[part]).split(", ")[0] != system[part].split(", ")[0]:

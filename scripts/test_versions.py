@@ -37,11 +37,7 @@ sys.exit(1)
 
 
 def install(python: str, row: dict, version: str) -> Path:
-    """Install a version once, the newest always; what was left there, by an attempt that failed too, is removed first.
-
-    Returns:
-        The folder.
-    """
+    """Install a version in its folder once, the newest always; what a failed attempt left there is removed first."""
     name = row["package"] if version == NEWEST else f"{row['package']}=={version}"
     folder = FOLDER / f"{row['package']}-{version}"
     if version == NEWEST or not (folder / ".ready").exists():

@@ -540,10 +540,7 @@ def assert_equal(got, want):
 
 
 def check_full_graph(function, *inputs, compiler="aot_eager", compare=assert_equal, **options):
-    """Compiled without a break of the graph, a function of tensors gives the same results, which are returned.
-
-    And the same gradients, of a sum of squares, by the inputs that require some.
-    """
+    """Compiled without a break, a function gives the same results, and gradients by the inputs that require some."""
     torch._dynamo.reset()
     found = []
     for one in (function, torch.compile(function, fullgraph=True, backend=compiler, **options)):
@@ -557,6 +554,17 @@ def check_full_graph(function, *inputs, compiler="aot_eager", compare=assert_equ
         assert got.requires_grad == want.requires_grad
         compare(got.detach(), want.detach())
     return results
+
+
+def make_test_of_refusals(calls):
+    """A test that calls are refused, by the messages of their errors."""
+
+    @pytest.mark.parametrize("message", calls)
+    def test(message):
+        with pytest.raises((TypeError, ValueError), match=message):
+            calls[message]()
+
+    return test
 
 
 def measure_rows(x):

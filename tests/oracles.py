@@ -109,8 +109,6 @@ def gae(
     """The paper's table, A[t] = delta[t] + beta[t] * A[t+1] with carry 0, plus cuts and masks; one pass over a row.
 
     delta = r + g*(1-term)*V[t+1] - V        beta = g*lam*(1-done)
-
-    With dtype=np.float32 every operation rounds to float32, in this order: the serial loop others are measured by.
     """
     num_envs, num_steps = rewards.shape
     rewards, values, bootstrap, next_values = cast(dtype, rewards, values, bootstrap, next_values)
@@ -237,18 +235,9 @@ def lambda_returns(
     return (returns,)
 
 
-def discounted_returns(rewards, *, gamma=0.99, bootstrap=None, dtype=np.float64, **ends):
-    """G[t] = r + g*G[t+1]; r + g*bootstrap at a cut; r at a terminal."""
-    kind, after = classify_steps(rewards.shape, gamma=gamma, **ends)
-    rewards, bootstrap, g = cast(dtype, rewards, bootstrap, gamma)
-    g, returns = np.broadcast_to(g, rewards.shape), np.zeros(rewards.shape, dtype)
-    for n, t, leads_to, then in iterate_backward(kind, after):
-        returns[n, t] = rewards[n, t]
-        if leads_to == CUT:
-            returns[n, t] += g[n, t] * bootstrap[n, t]
-        elif leads_to == GOES_ON:
-            returns[n, t] += gated_product(g[n, t], returns[n, then])
-    return (returns,)
+def discounted_returns(rewards, **arguments):
+    """G[t] = r + g*G[t+1]; r + g*bootstrap at a cut; r at a terminal: the lambda-return of 1, whatever values are."""
+    return lambda_returns(rewards, np.zeros_like(rewards), lambda_=1.0, **arguments)
 
 
 # --- trajectories -----------------------------------------------------------------------------------------------------
@@ -294,36 +283,30 @@ def eligibility_traces(
 
     Returns z and the state to go on with: the last z, and whether the next step starts afresh.
     """
-    x, decay = cast(dtype, x, decay)
-    decay, traces = np.broadcast_to(decay, x.shape), np.zeros(x.shape, dtype)
-    value, done = copy_state(x, state, dtype)
-    for n in range(x.shape[0]):
-        for t in range(x.shape[1]):
-            if mask is not None and not mask[n, t]:
-                done[n] |= mask_mode == "reset"
-                continue
-            factor = np.zeros_like(decay[n, t]) if done[n] else decay[n, t]
-            value[n] = traces[n, t] = x[n, t] + np.where(factor == 0, dtype(0), factor * value[n])
-            done[n] = any(flags is not None and bool(flags[n, t]) for flags in (terminated, truncated))
-    return traces, (value, done)
+    return accumulate(*cast(dtype, x, decay), (terminated, truncated), (), state, mask, mask_mode)
 
 
 def episodic_prefix_sum(
     x, dones=None, *, boundary="ends_at", state=None, mask=None, mask_mode="skip", dtype=np.float64
 ):
     """C[t] = x[t] + C[t-1] within an episode, integers as integers. Returns C and the state to go on with."""
-    dtype = np.int64 if x.dtype.kind == "i" else dtype
-    x, sums = x.astype(dtype), np.zeros(x.shape, dtype)
-    value, afresh = copy_state(x, state, dtype)
+    x, one = cast(np.int64 if x.dtype.kind == "i" else dtype, x, 1)
+    ends, starts = ((dones,), ()) if boundary == "ends_at" else ((), (dones,))
+    return accumulate(x, one, ends, starts, state, mask, mask_mode)
+
+
+def accumulate(x, decay, ends, starts, state, mask, mask_mode):
+    decay, sums = np.broadcast_to(decay, x.shape), np.zeros_like(x)
+    value, afresh = copy_state(x, state, x.dtype)
     for n in range(x.shape[0]):
         for t in range(x.shape[1]):
             if mask is not None and not mask[n, t]:
                 afresh[n] |= mask_mode == "reset"
                 continue
-            done = dones is not None and bool(dones[n, t])
-            start = afresh[n] or (boundary == "starts_at" and done)
-            value[n] = sums[n, t] = x[n, t] if start else x[n, t] + value[n]
-            afresh[n] = boundary == "ends_at" and done
+            is_first = afresh[n] or any(flags is not None and bool(flags[n, t]) for flags in starts)
+            factor = np.zeros_like(decay[n, t]) if is_first else decay[n, t]
+            value[n] = sums[n, t] = x[n, t] + np.where(factor == 0, np.zeros_like(factor), factor * value[n])
+            afresh[n] = any(flags is not None and bool(flags[n, t]) for flags in ends)
     return sums, (value, afresh)
 
 

@@ -44,6 +44,18 @@ def derive(kind, name):
     return type(kind.__name__, (kind,), {name: make_method(kind, name)})
 
 
+def list_names_in_front(kind, stock, make, *arguments):
+    """Names that our class has in front of a framework's. A user's methods of these names run, with their arguments."""
+    front = kind.__mro__[: kind.__mro__.index(stock)]
+    names = {name for x in front for name in vars(x) if not name.startswith(("_abc_", "__"))}
+    methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
+    own = type("Own", (stock,), methods | {"describe": lambda self: "own"})
+    made = make(type("Ours", (kind, own), {}))
+    assert made.describe() == "own"
+    assert all(getattr(made, name)(*arguments, x=5) == (arguments, {"x": 5}) for name in names)
+    return names
+
+
 def override(thing, name):
     """Give one object a method of its own, that says it is the one that it replaces."""
     stock = getattr(thing, name)

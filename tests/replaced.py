@@ -58,10 +58,7 @@ def alter_function(stock):
 def list_changes(ran, agents, list_things):
     """Ways in which a part of agents may be another one, by name: contexts, after which it is what it was.
 
-    Args:
-        ran: As of `list_run`.
-        agents: The agents.
-        list_things: Of an agent, the objects whose methods and numbers are changed.
+    `ran` is as of `list_run`; `list_things` lists the objects of an agent whose methods and numbers are changed.
     """
     things = [x for agent in agents for x in list_things(agent)]
     for (owner, name), owners in ran.items():
@@ -77,15 +74,8 @@ def list_changes(ran, agents, list_things):
 def update_with_changes(packages, agents, update, list_things, list_tensors, compare, without=(), part=(0, 1)):
     """With each change, updates from the same state come to the same: by change, how ours then says that it updates.
 
-    Args:
-        packages: Whose functions are changed, and PyTorch's.
-        agents: The framework's own, and ours.
-        update: Makes one of an agent.
-        list_things: As `list_changes` takes it.
-        list_tensors: Those of an agent that an update changes.
-        compare: Raises unless ours is as the framework's.
-        without: Names of functions that stay.
-        part: Unless all combinations are asked for, which one of how many parts of the changes is made.
+    Of `agents`, the framework's own and ours, an update changes the tensors that `list_tensors` lists. Functions in
+    `without` stay. `part`: unless all combinations are asked for, which one of how many parts of the changes is made.
     """
     stock, ours = agents
     start, hows = [x.clone() for x in list_tensors(stock)], {}

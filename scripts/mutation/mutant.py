@@ -30,11 +30,7 @@ class Mutant(NamedTuple):
         path.write_text(self.break_code(path.read_text()))
 
     def break_code(self, source: str) -> str:
-        """Text of the file with the wrong code.
-
-        Raises:
-            LookupError: The pattern does not match exactly once.
-        """
+        """Text of the file with the wrong code, for a pattern that matches exactly once."""
         tree = ast.parse(source)
         pattern, replacement = parse_pair(self.before, self.after)
         places = [place for scope in find_scopes(tree, self.function) for place in find_places(scope, pattern)]

@@ -5,6 +5,7 @@ Environments and algorithms are the real ones. "Bitwise" compares bytes.
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import gymnasium as gym
 import numpy as np
@@ -46,9 +47,9 @@ def random_rollout(n_steps: int, n_envs: int, done_probability: float = 0.1, sca
     }
 
 
-def compute_buffer(buffer_class: type[RolloutBuffer], space: spaces.Space, rollout: dict, **kwargs) -> RolloutBuffer:
+def compute_buffer(buffer_class: Callable[..., RolloutBuffer], rollout: dict, **kwargs) -> RolloutBuffer:
     n_steps, n_envs = rollout["rewards"].shape
-    buffer = buffer_class(n_steps, space, DISCRETE, device="cpu", n_envs=n_envs, **kwargs)
+    buffer = buffer_class(n_steps, BOX, DISCRETE, device="cpu", n_envs=n_envs, **kwargs)
     for name in ("rewards", "values", "episode_starts"):
         getattr(buffer, name)[:] = rollout[name]
     buffer.compute_returns_and_advantage(last_values=rollout["last_values"], dones=rollout["dones"])
@@ -71,7 +72,7 @@ NUMBERS = st.sampled_from([0.0, 1.0, 1]) | st.floats(0.0, 1.0)
 def test_bitwise_parity_of_any_rollout(n_steps, n_envs, gamma, gae_lambda, done_probability, scale, seed):
     rollout, numbers = random_rollout(n_steps, n_envs, done_probability, scale, seed), {"gamma": gamma}
     numbers["gae_lambda"] = gae_lambda
-    expected, actual = (compute_buffer(x, BOX, rollout, **numbers) for x in (RolloutBuffer, TritonRolloutBuffer))
+    expected, actual = (compute_buffer(x, rollout, **numbers) for x in (RolloutBuffer, TritonRolloutBuffer))
     for name in ("advantages", "returns", "rewards", "values", "episode_starts"):
         assert same_bits(getattr(actual, name), getattr(expected, name)), name
 
@@ -80,8 +81,8 @@ def test_bitwise_parity_of_any_rollout(n_steps, n_envs, gamma, gae_lambda, done_
 @pytest.mark.parametrize("backend", [None, "reference"])
 def test_other_numbers_and_the_reference_backend_agree_up_to_rounding(backend, gamma):
     rollout = random_rollout(40, 7)
-    expected = compute_buffer(RolloutBuffer, BOX, rollout, gamma=gamma)
-    actual = compute_buffer(TritonRolloutBuffer, BOX, rollout, gamma=gamma, backend=backend)
+    expected = compute_buffer(RolloutBuffer, rollout, gamma=gamma)
+    actual = compute_buffer(TritonRolloutBuffer, rollout, gamma=gamma, backend=backend)
     np.testing.assert_allclose(actual.advantages, expected.advantages, rtol=1e-5, atol=1e-5)
 
 
@@ -93,12 +94,9 @@ def give_starts(buffer):
 @pytest.mark.parametrize("replace", [copy.deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer)), give_starts])
 def test_a_copied_buffer_has_flags_of_its_own(replace):
     rollout = random_rollout(12, 5, done_probability=0.3)
-    want = compute_buffer(RolloutBuffer, BOX, rollout)
-    buffer = replace(TritonRolloutBuffer(12, BOX, DISCRETE, n_envs=5))
-    for name in ("rewards", "values", "episode_starts"):
-        getattr(buffer, name)[:] = rollout[name]
-    last_values = rollout["last_values"].requires_grad_()  # they may
-    buffer.compute_returns_and_advantage(last_values=last_values, dones=rollout["dones"])
+    want = compute_buffer(RolloutBuffer, rollout)
+    rollout["last_values"].requires_grad_()  # they may
+    buffer = compute_buffer(lambda *args, **kwargs: replace(TritonRolloutBuffer(*args, **kwargs)), rollout)
     assert same_bits(buffer.advantages, want.advantages) and same_bits(buffer.episode_starts, want.episode_starts)
 
 
@@ -127,7 +125,7 @@ def test_a_backend_that_cannot_run_is_refused_before_a_rollout(monkeypatch):
     ],
 )
 def test_the_buffer_names_what_is_wrong_and_writes_nothing(change, error, message):
-    buffer = compute_buffer(TritonRolloutBuffer, BOX, random_rollout(32, 3))
+    buffer = compute_buffer(TritonRolloutBuffer, random_rollout(32, 3))
     buffer.advantages[:] = buffer.returns[:] = 7.0
     arguments = {"last_values": torch.zeros(3, 1), "dones": np.zeros(3, bool)}
     arguments |= {name: x for name, x in change.items() if name in arguments}
@@ -168,8 +166,8 @@ ENVIRONMENTS = {
     "normalised pendulum": lambda: VecNormalize(make_pendulum()),
     "normalised dict cartpole": lambda: VecNormalize(make_dict_cartpole()),
 }
-SETTINGS = {PPO: {"n_steps": 32, "batch_size": 32, "n_epochs": 3}, A2C: {"n_steps": 7}}
-UPDATES = {PPO: 4, A2C: 12}
+OF_PPO, OF_TRPO = {"n_steps": 24, "batch_size": 24, "n_epochs": 2}, {"n_steps": 24, "sub_sampling_factor": 2}
+SETTINGS = {"A2C": {"n_steps": 7}, "TRPO": OF_TRPO}
 
 
 class EpisodeEnds(BaseCallback):
@@ -184,18 +182,25 @@ class EpisodeEnds(BaseCallback):
         return True
 
 
-def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, device: str = "cpu", **kwargs) -> BaseAlgorithm:
-    policy = "MultiInputPolicy" if isinstance(env.observation_space, spaces.Dict) else "MlpPolicy"
-    policy_kwargs = {"net_arch": [16]}
-    return algorithm(policy, env, seed=5, device=device, policy_kwargs=policy_kwargs, **SETTINGS[algorithm], **kwargs)
+def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgorithm:
+    policy, networks = "MultiInput" if isinstance(env.observation_space, spaces.Dict) else "Mlp", {"net_arch": [16]}
+    if "Recurrent" in algorithm.__name__:
+        policy, networks = f"{policy}Lstm", networks | {"lstm_hidden_size": 4}
+    kwargs |= SETTINGS.get(algorithm.__name__, OF_PPO)
+    return algorithm(f"{policy}Policy", env, seed=5, device="cpu", policy_kwargs=networks, **kwargs)
 
 
-def learn(agent: BaseAlgorithm, *callbacks: BaseCallback, **kwargs) -> EpisodeEnds:
-    """Train from seed 5: the random state of torch and NumPy is global, so two agents made first would share it."""
-    ends = EpisodeEnds()
+def learn(agent: BaseAlgorithm, terminates: bool = True, **kwargs) -> BaseAlgorithm:
+    """Train for some rollouts, in which episodes end in both ways, or by truncations alone.
+
+    From seed 5: the random state of torch and NumPy is global, so two agents made first would share it.
+    """
+    ends, before = EpisodeEnds(), tensors_of(agent)["value_net.weight"]
     agent.set_random_seed(5)
-    agent.learn(UPDATES[type(agent)] * agent.n_steps * agent.n_envs, callback=[*callbacks, ends], **kwargs)
-    return ends
+    agent.learn(96 * agent.n_envs, callback=ends, **kwargs)
+    assert ends.truncated > 0 and (ends.terminated > 0) == terminates
+    assert not same_bits(tensors_of(agent)["value_net.weight"], before)
+    return agent
 
 
 def tensors_of(agent: BaseAlgorithm) -> dict[str, np.ndarray]:
@@ -228,20 +233,15 @@ def assert_same_agent(actual: BaseAlgorithm, expected: BaseAlgorithm) -> None:
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 @pytest.mark.parametrize("algorithm", [PPO, A2C])
 def test_the_trained_agent_is_bitwise_the_same(algorithm, name):
-    make_env = ENVIRONMENTS[name]
-    stock = new_agent(algorithm, make_env())
-    before = tensors_of(stock)
-    ends = learn(stock)
-    assert ends.truncated > 0
-    assert (ends.terminated > 0) == ("cartpole" in name)
-    assert not same_bits(before["value_net.weight"], tensors_of(stock)["value_net.weight"])
+    check_training(algorithm, ENVIRONMENTS[name], "cartpole" in name)
 
+
+def check_training(algorithm: type[BaseAlgorithm], make_env: Callable[[], VecEnv], terminates: bool = True) -> None:
     env = make_env()
     buffer_class = rollout_buffer_class_for(env.observation_space, algorithm)
-    ours = new_agent(algorithm, env, rollout_buffer_class=buffer_class)
-    learn(ours)
+    ours = learn(new_agent(algorithm, env, rollout_buffer_class=buffer_class), terminates)
     assert type(ours.rollout_buffer) is buffer_class
-    assert_same_agent(ours, stock)
+    assert_same_agent(ours, learn(new_agent(algorithm, make_env()), terminates))
 
 
 CHOSEN = [(BOX, TritonRolloutBuffer), (DICT, TritonDictRolloutBuffer), (spaces.MultiBinary(4), TritonRolloutBuffer)]

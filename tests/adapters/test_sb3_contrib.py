@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import test_sb3
 import torch
-from gymnasium import spaces
 from processes import run_python
 from stable_baselines3 import PPO
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.buffers import DictRolloutBuffer, RolloutBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecEnv
-from test_sb3 import BOX, DICT, EpisodeEnds, assert_close_agent, assert_same_agent, make_cartpole, same_bits, tensors_of
+from test_sb3 import BOX, DICT, assert_close_agent, assert_same_agent, learn, make_cartpole, new_agent
 
 pytest.importorskip("sb3_contrib")
 from sb3_contrib import TRPO, MaskablePPO, RecurrentPPO
@@ -51,37 +50,12 @@ def masked_dict_cartpole() -> VecEnv:
     return masked_cartpole(MaskedDict)
 
 
-def new_agent(algorithm: type[BaseAlgorithm], env: VecEnv, **kwargs) -> BaseAlgorithm:
-    policy = "MultiInput" if isinstance(env.observation_space, spaces.Dict) else "Mlp"
-    policy_kwargs = {"net_arch": [8]}
-    if issubclass(algorithm, RecurrentPPO):
-        policy, policy_kwargs = f"{policy}Lstm", policy_kwargs | {"lstm_hidden_size": 4}
-    kwargs |= {"sub_sampling_factor": 2} if algorithm is TRPO else {"n_epochs": 2}
-    settings = {"n_steps": 24, "batch_size": 24, "seed": 5, "device": "cpu"}
-    return algorithm(f"{policy}Policy", env, policy_kwargs=policy_kwargs, **settings, **kwargs)
-
-
-def learn(agent: BaseAlgorithm, *callbacks, **kwargs) -> BaseAlgorithm:
-    """Train for three rollouts, with ends of both kinds."""
-    ends = EpisodeEnds()
-    before = tensors_of(agent)["value_net.weight"]
-    agent.set_random_seed(5)
-    agent.learn(3 * agent.n_steps * agent.n_envs, callback=[*callbacks, ends], **kwargs)
-    assert ends.truncated > 0 and ends.terminated > 0
-    assert not same_bits(tensors_of(agent)["value_net.weight"], before)
-    return agent
-
-
 @pytest.mark.parametrize(
     ("algorithm", "make_env"),
     [(MaskablePPO, masked_cartpole), (MaskablePPO, masked_dict_cartpole), (TRPO, make_cartpole)],
 )
 def test_the_trained_agent_is_bitwise_the_same(algorithm, make_env):
-    env = make_env()
-    chosen = rollout_buffer_class_for(env.observation_space, algorithm)
-    agent = learn(new_agent(algorithm, env, rollout_buffer_class=chosen))
-    assert type(agent.rollout_buffer) is chosen
-    assert_same_agent(agent, learn(new_agent(algorithm, make_env())))
+    test_sb3.check_training(algorithm, make_env)
 
 
 @pytest.mark.parametrize("starts", [[[0, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 0, 0]], [[1, 0, 0], [0, 1, 0]]])

@@ -9,14 +9,15 @@ from gpu_checks import GPU
 from gymnasium import spaces
 from overrides import override
 from ppo_sb3_gpu_envs import GpuVecEnv, TensorVecEnv, main, make_agent, parse_arguments
-from recorded_graphs import allow_captures
 from stable_baselines3 import A2C, PPO
 from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.vec_env import VecMonitor
 
 from rl_triton_adapters.sb3 import TritonA2C, TritonPPO
+from rl_triton_core import capture
 
+pytestmark = [pytest.mark.usefixtures("captured"), pytest.mark.parametrize("captured", [True], indirect=True)]
 SIZES = {"n_steps": 16, "batch_size": 32, "n_epochs": 2, "gamma": 0.9}
 FIELDS = "observations", "actions", "rewards", "values", "log_probs", "episode_starts", "advantages", "returns"
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-6}
@@ -107,9 +108,8 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("task", ["cartpole", "pendulum"])
-def test_training(task, case, steps, monkeypatch):
+def test_training(task, case, steps):
     """Parameters, what callbacks see and change, episodes, and the state from which the next rollout goes on."""
-    allow_captures(monkeypatch)
     stock, ours, settings = CASES[case]
     watches = Watch(bonus=0.5), Watch(bonus=0.5)
     want = train(stock, ShortEpisodes(task, 6, "cpu"), 4, watches[0], **settings)
@@ -132,9 +132,8 @@ def test_training(task, case, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("task", ["cartpole", "pendulum"])
-def test_the_rollout(task, monkeypatch):
+def test_the_rollout(task):
     """Every array of the buffer, where time limits cut episodes and where poles fell."""
-    allow_captures(monkeypatch)
     watches = Watch(), Watch()
     for kind, env, watch in zip((PPO, TritonPPO), (ShortEpisodes, InPlace), watches, strict=True):
         model = train(kind, env(task, 6, "cpu"), 2, watch, **SIZES)
@@ -170,8 +169,8 @@ OTHERS = "wrapped", "exploring", "not captured", "own add", "own step_wait", "ow
 @pytest.mark.parametrize("case", OTHERS)
 def test_what_collects_rollouts_otherwise(case, steps, monkeypatch):
     """NumPy arrays go where something else may see them, and parameters are those of PPO."""
-    if case != "not captured":
-        allow_captures(monkeypatch)
+    if case == "not captured":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "it is not")
     settings = {"exploring": {"use_sde": True}, "stock buffer": {"rollout_buffer_class": RolloutBuffer}}.get(case, {})
     make = {"own step_wait": OwnRewards, "integers": Integers}.get(case, ShortEpisodes)
     models = []
@@ -187,9 +186,8 @@ def test_what_collects_rollouts_otherwise(case, steps, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["a callback", "the environment"])
-def test_a_rollout_ends_early(case, monkeypatch):
+def test_a_rollout_ends_early(case):
     """What learns on goes on from there as PPO does; episodes that a reset has ended count no more."""
-    allow_captures(monkeypatch)
     models = []
     for kind, make in ((PPO, ShortEpisodes), (TritonPPO, InPlace)):
         env, watch = make("cartpole", 6, "cpu"), Watch(5)
@@ -214,15 +212,13 @@ def test_a_rollout_ends_early(case, monkeypatch):
 def test_updates_are_checked(wrapper, monkeypatch, capsys):
     """Against PPO's, of the same rollout."""
     monkeypatch.setenv("RL_TRITON_CHECK", "3")
-    allow_captures(monkeypatch)
     train(TritonPPO, wrapper(ShortEpisodes("cartpole", 6, "cpu")), 3, **SIZES)
     apart = [float(x.split("differ by ")[1].split()[0]) for x in capsys.readouterr().out.splitlines() if "differ" in x]
     assert len(apart) == 3 and max(apart) < 1e-6
 
 
-def test_training_stops_after_so_many_episodes(monkeypatch):
+def test_training_stops_after_so_many_episodes():
     """By a callback of Stable-Baselines3."""
-    allow_captures(monkeypatch)
     found = [
         train(kind, ShortEpisodes("cartpole", 6, "cpu"), 9, StopTrainingOnMaxEpisodes(7), **SIZES).num_timesteps
         for kind in (PPO, TritonPPO)
@@ -230,17 +226,15 @@ def test_training_stops_after_so_many_episodes(monkeypatch):
     assert found[0] == found[1] < 9 * 16 * 6
 
 
-def test_infos_are_those_of_the_environment(monkeypatch):
-    allow_captures(monkeypatch)
+def test_infos_are_those_of_the_environment():
     env, seen = ShortEpisodes("cartpole", 6, "cpu"), []
     env.infos = [{"is_success": True}] * 6
     train(TritonPPO, env, 1, lambda found, _: seen.append(found["infos"]) or True, **SIZES)
     assert seen == [env.infos] * 16
 
 
-def test_networks_that_give_nan(monkeypatch):
+def test_networks_that_give_nan():
     """The policy's own error, or that of the update where distributions check nothing; nothing is learned."""
-    allow_captures(monkeypatch)
     model = TritonPPO("MlpPolicy", ShortEpisodes("pendulum", 6, "cpu"), device="cpu", **SIZES)
     with torch.no_grad():
         model.policy.action_net.bias.fill_(torch.nan)
@@ -249,9 +243,8 @@ def test_networks_that_give_nan(monkeypatch):
     assert model._n_updates == 0
 
 
-def test_a_model_is_saved_and_goes_on(monkeypatch, tmp_path):
+def test_a_model_is_saved_and_goes_on(tmp_path):
     """In other environments, and after a capture anew, which forgets no episode."""
-    allow_captures(monkeypatch)
     model = train(TritonPPO, ShortEpisodes("cartpole", 6, "cpu"), **SIZES)
     model.save(tmp_path / "model")
     again = TritonPPO.load(tmp_path / "model", ShortEpisodes("cartpole", 6, "cpu"), device="cpu")
@@ -270,6 +263,8 @@ def test_a_model_is_saved_and_goes_on(monkeypatch, tmp_path):
 @pytest.mark.parametrize("device", ["cpu", GPU])
 def test_the_example_trains(device, monkeypatch, capsys):
     """Poles stand longer after some updates, also on a GPU, where nothing comes to the host."""
+    if device == "cpu":
+        monkeypatch.setattr(capture, "find_obstacle", lambda *_: "it is not")
     flags = ["--num-envs", "256", "--num-steps", "16", "--device", device]
     models = [make_agent(parse_arguments(flags)) for _ in range(2)]
     for model, rollouts in zip(models, (1, 30), strict=True):

@@ -36,16 +36,11 @@ class Callback(BaseCallback):
 
 
 class User:
-    """Hears every call of what a user has brought, with how things are then; ends the work at one of them, if asked to.
-
-    Args:
-        kind: An algorithm.
-        fades: Whether clip ranges and learning rates get to 0 and below.
-    """
+    """Hears every call of what a user has brought, with how things are then; may end the work at one of them."""
 
     def __init__(self, kind, fades=False, **options):
         self.heard, self.model, self.ends_at, self.error = [], None, None, None
-        self.fades = fades
+        self.fades = fades  # whether clip ranges and learning rates get to 0 and below
         self.model = self.make_model(kind, **options)
         self.heard = []
 

@@ -110,10 +110,7 @@ def copy_to_gpu(steps):
 @EVERY
 @pytest.mark.parametrize(("shape", "time_dim"), [((20,), -1), ((5, 20, 3), 1), ((200, 64, 1), 0)])
 def test_numbers_on_a_gpu(function, stock, scalars, shape, time_dim):
-    """Of TorchRL's loops, in float32: its vectorized functions are convolutions, in TensorFloat-32 by default.
-
-    Ours wait for nothing.
-    """
+    """Of TorchRL's loops: its vectorized functions are convolutions, in TensorFloat-32. Ours wait for nothing."""
     steps, options = random_steps(shape, torch.float32), {**scalars, "time_dim": time_dim}
     on_gpu, loop = copy_to_gpu(steps), getattr(functional, function.__name__)
     call_with_steps(function, on_gpu, **options)

@@ -14,25 +14,10 @@ from gpu_checks import forbid_waiting
 from process_state import interrupt
 from replaced import list_changes, list_run
 from tensordict import TensorDict
-from tensordict.nn import (
-    CompositeDistribution,
-    CudaGraphModule,
-    NormalParamExtractor,
-    TensorDictModule,
-    TensorDictSequential,
-    set_composite_lp_aggregate,
-)
+from tensordict import nn as tdn
 from torch import nn
 from torch.distributions import Categorical, Independent, Normal
-from torchrl.modules import (
-    IndependentNormal,
-    MaskedCategorical,
-    OneHotCategorical,
-    ProbabilisticActor,
-    RunningValueNorm,
-    TanhNormal,
-    ValueOperator,
-)
+from torchrl import modules
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
@@ -69,29 +54,40 @@ class SharedCategorical(Categorical):
 KINDS = (TritonClipPPOLoss, ClipPPOLoss)
 DISTRIBUTIONS = {
     "categorical": Categorical,
-    "one-hot": OneHotCategorical,
-    "masked": MaskedCategorical,
-    "normal": IndependentNormal,
+    "one-hot": modules.OneHotCategorical,
+    "masked": modules.MaskedCategorical,
+    "normal": modules.IndependentNormal,
     "independent": DiagonalNormal,
-    "tanh": TanhNormal,
+    "tanh": modules.TanhNormal,
     "column": ColumnNormal,
+    "composite": tdn.CompositeDistribution,
 }
+SPLIT = {"distribution_map": dict.fromkeys(("move", "turn"), modules.IndependentNormal)}  # several kinds of actions
 FUSED_HEADS = ("categorical", "one-hot", "masked", "normal", "independent")
 
 
 def make_actor(head):
+    layers, keys, size = [nn.Linear(OBSERVATIONS, ACTIONS)], ["logits"], 2 * ACTIONS
     if head in ("normal", "independent", "tanh", "column"):
-        network, keys = nn.Sequential(nn.Linear(OBSERVATIONS, 2 * ACTIONS), NormalParamExtractor()), ["loc", "scale"]
-    else:
-        network, keys = nn.Linear(OBSERVATIONS, ACTIONS), ["logits"]
-    module = TensorDictModule(network, ["observation"], keys)
+        layers, keys = [nn.Linear(OBSERVATIONS, size), tdn.NormalParamExtractor()], ["loc", "scale"]
+    module, more = tdn.TensorDictModule(nn.Sequential(*layers), ["observation"], keys), {}
+    if head == "shared":
+        features = tdn.TensorDictModule(nn.Linear(OBSERVATIONS, 4), ["observation"], ["hidden"])
+        module = tdn.TensorDictSequential(features, tdn.TensorDictModule(nn.Linear(4, ACTIONS), ["hidden"], keys))
+    if head == "composite":
+        layer = nn.Sequential(nn.Linear(OBSERVATIONS, 4), tdn.NormalParamExtractor())
+        names = [[("params", name, key) for key in ("loc", "scale")] for name in ("move", "turn")]
+        module = tdn.TensorDictSequential(*(tdn.TensorDictModule(layer, ["observation"], x) for x in names))
+        keys, more = ["params"], {"distribution_kwargs": SPLIT}
     keys = [*keys, "mask"] if head == "masked" else keys
-    return ProbabilisticActor(module, in_keys=keys, distribution_class=DISTRIBUTIONS[head], return_log_prob=True)
+    kind = DISTRIBUTIONS.get(head, Categorical)
+    return modules.ProbabilisticActor(module, in_keys=keys, distribution_class=kind, return_log_prob=True, **more)
 
 
 def make_loss(loss_class, head="categorical", dtype=torch.float64, **options):
     torch.manual_seed(0)
-    actor, critic = make_actor(head), ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
+    size, key = (4, "hidden") if head == "shared" else (OBSERVATIONS, "observation")
+    actor, critic = make_actor(head), modules.ValueOperator(nn.Linear(size, 1), in_keys=[key])
     return loss_class(actor, critic, **options).to(dtype)
 
 
@@ -287,7 +283,7 @@ def test_advantages_of_an_estimator_as_programs_build_it():
     """Rewards in float64, as Gymnasium has them, leave them in float32."""
     batch = make_minibatch(dtype=torch.float32, shape=(4, 16))
     add_following(batch, batch["observation"].roll(-1, 1), torch.randn(4, 16, 1).double())
-    critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
+    critic = modules.ValueOperator(nn.Linear(OBSERVATIONS, 1), in_keys=["observation"])
     estimated = TritonGAE(gamma=0.99, lmbda=0.95, value_network=critic)(batch.select("observation", "next"))
     batch.update(estimated.select("advantage", "value_target", "state_value"))
     assert_same_results(dtype=torch.float32, batch=batch)
@@ -296,24 +292,7 @@ def test_advantages_of_an_estimator_as_programs_build_it():
 @pytest.mark.parametrize("separate_losses", [True, False])
 def test_a_critic_of_the_features_of_the_actor(separate_losses):
     """The critic's gradient reaches them, unless losses are separate."""
-
-    def make_shared(loss_class):
-        torch.manual_seed(0)
-        features = TensorDictModule(nn.Linear(OBSERVATIONS, 4), ["observation"], ["hidden"])
-        logits = TensorDictModule(nn.Linear(4, ACTIONS), ["hidden"], ["logits"])
-        actor = ProbabilisticActor(
-            TensorDictSequential(features, logits),
-            in_keys=["logits"],
-            distribution_class=Categorical,
-            return_log_prob=True,
-        )
-        critic = ValueOperator(nn.Linear(4, 1), in_keys=["hidden"])
-        return loss_class(actor, critic, separate_losses=separate_losses).double()
-
-    batch = make_minibatch()
-    got, want = (compute_results(make_shared(cls), batch) for cls in KINDS)
-    assert got[2]
-    torch.testing.assert_close(got[:2], want[:2], rtol=1e-11, atol=1e-11)
+    assert_same_results("shared", batch=make_minibatch(), separate_losses=separate_losses)
 
 
 def derive_both(mixin):
@@ -386,36 +365,17 @@ def test_distributions_left_to_torchrl(head):
 @pytest.mark.parametrize("coefficient", [0.01, {"move_entropy": 0.1, "turn_entropy": 0.2}])
 @pytest.mark.filterwarnings("ignore:You are using a composite distribution:UserWarning")
 def test_several_kinds_of_actions_are_left_to_torchrl(coefficient):
-    def make_composite(loss_class):
-        torch.manual_seed(0)
-        layer = nn.Sequential(nn.Linear(OBSERVATIONS, 4), NormalParamExtractor())
-        modules = [
-            TensorDictModule(layer, ["observation"], [("params", name, key) for key in ("loc", "scale")])
-            for name in ("move", "turn")
-        ]
-        actor = ProbabilisticActor(
-            TensorDictSequential(*modules),
-            in_keys=["params"],
-            distribution_class=CompositeDistribution,
-            distribution_kwargs={"distribution_map": dict.fromkeys(("move", "turn"), IndependentNormal)},
-            return_log_prob=True,
-        )
-        critic = ValueOperator(nn.Linear(OBSERVATIONS, 1), ["observation"])
-        return loss_class(actor, critic, entropy_coeff=coefficient).double()
-
-    with set_composite_lp_aggregate(False):
-        with torch.no_grad():
-            batch = make_composite(ClipPPOLoss).actor_network(make_minibatch().exclude("action", "action_log_prob"))
-        got, want = (compute_results(make_composite(cls), batch) for cls in KINDS)
-    assert not got[2] and "composite_entropy" in got[0]
-    torch.testing.assert_close(got[:2], want[:2], rtol=0, atol=0)
+    with tdn.set_composite_lp_aggregate(False), torch.no_grad():
+        batch = make_actor("composite").double()(make_minibatch().exclude("action", "action_log_prob"))
+    with tdn.set_composite_lp_aggregate(False):
+        assert_same_results("composite", batch=batch, fused=False, entropy_coeff=coefficient)
 
 
 STOCK_OPTIONS = {
     "sum": {"reduction": "sum"},
     "each step": {"reduction": "none"},
     "l1": {"loss_critic_type": "l1"},
-    "norm": {"advantage_norm": RunningValueNorm(shape=1)},
+    "norm": {"advantage_norm": modules.RunningValueNorm(shape=1)},
     "delayed": {"delay_actor": True},
     "capped": {"max_importance_ratio": 1.1},
     "a coefficient with dimensions": {"entropy_coeff": torch.tensor([0.1])},
@@ -585,7 +545,7 @@ class Training:
 @CAPTURED_HEADS
 def test_captured_steps_are_the_eager_ones(head):
     eager, captured, stock = (Training(cls, head) for cls in (TritonClipPPOLoss, TritonClipPPOLoss, ClipPPOLoss))
-    step = CudaGraphModule(captured.take_step, in_keys=[], out_keys=[])
+    step = tdn.CudaGraphModule(captured.take_step, in_keys=[], out_keys=[])
     want, got = eager.train(eager.take_step), captured.train(step)
     assert isinstance(step.graph, torch.cuda.CUDAGraph)
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)

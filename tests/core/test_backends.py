@@ -103,17 +103,19 @@ def test_triton_without_interpreter_refuses_cpu_tensors():
     assert "triton" in printed and "cpu" in printed and "TRITON_INTERPRET" in printed
 
 
-def test_import_brings_nothing_optional():
+def test_import_costs_little_beyond_torch_and_brings_nothing_optional():
     printed = run_python(f"""
-        import sys
-        import torch
+        import sys, time
+        import numpy, torch
 
-        before = set(sys.modules)
-        import rl_triton_core, rl_triton_core.testing
+        before, start = set(sys.modules), time.perf_counter()
+        import rl_triton_core
+        print(time.perf_counter() - start < 1.0)
+        import rl_triton_core.testing
         tops = {{name.partition(".")[0] for name in set(sys.modules) - before}}
         print(sorted(tops & set({OPTIONAL!r})))
     """)
-    assert printed.strip() == "[]"
+    assert printed.splitlines() == ["True", "[]"]
 
 
 def test_without_anything_optional():
@@ -143,18 +145,6 @@ def test_without_the_compiler_of_numba():
     code = "from rl_triton_core.cli import doctor; print(doctor.check_backends())"
     printed = run_python(code, NUMBA_DISABLE_JIT="1")
     assert "its import failed: NUMBA_DISABLE_JIT" in printed and "unset NUMBA_DISABLE_JIT" in printed
-
-
-def test_import_costs_little_beyond_torch():
-    printed = run_python("""
-        import time
-        import numpy, torch
-
-        start = time.perf_counter()
-        import rl_triton_core
-        print(time.perf_counter() - start)
-    """)
-    assert float(printed) < 1.0
 
 
 FORKS = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -79,19 +79,17 @@ def step_all(trainings, batches, *more, weight=1.0):
             training.step(*batch, weight, *more)
 
 
-def assert_same_parameters(trainings, graphs=None, **tolerance):
-    """Of two trainings, within the rounding of another order; where a number is given, the first has so many graphs."""
+def assert_same_parameters(trainings, graphs=None, captured=False, **tolerance):
+    """Of two trainings, within the rounding of another order. The first may have to have graphs, or so many."""
     torch.testing.assert_close(*([*x.parameters()] for x in trainings), **{"rtol": 1e-4, "atol": 1e-6, **tolerance})
     step = trainings[0].step
     assert graphs is None or (step.reason, len(step.captured)) == ("", graphs)
+    assert not captured or (step.reason == "" and step.captured)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_many_steps_equal_eager_ones(optimizer, device, monkeypatch):
-    """With schedules of the learning rate and of a weight, and with a short minibatch in every five.
-
-    Graphs of both shapes leave gradients in places of their own.
-    """
+    """With schedules, and a short minibatch in every five: graphs of both shapes have gradients of their own."""
     captured, eager = make_pair(monkeypatch, device, optimizer=optimizer)
     number = NUM_STEPS[device]
     for i, batch in enumerate(draw_batches(number, device=device)):

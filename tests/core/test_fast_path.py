@@ -172,25 +172,6 @@ def test_errors_stay(device):
                 ours.compute_gae(**{**x, **bad})
 
 
-@pytest.mark.gpu
-def test_another_stream_and_a_graph():
-    x = make_rollout(4, 30)
-    for _ in range(2):
-        want = ours.compute_gae(**x)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        got = ours.compute_gae(**x)
-    stream.synchronize()
-    assert_same(got, want)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = ours.compute_gae(**x)
-    x["rewards"].mul_(2)
-    graph.replay()
-    assert_same(got, take_normal_path(ours.compute_gae, **x))
-
-
 def test_several_threads(device):
     inputs = [make_rollout(3 + i % 2, 20 + i % 3, device=device, seed=i) for i in range(12)]
     wants = [take_normal_path(ours.compute_gae, **x) for x in inputs]

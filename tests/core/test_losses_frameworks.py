@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from cases import check_full_graph
 from losses_cases import make
 from test_estimators_transforms import check_one_compilation
 from torch._dynamo.testing import CompileCounter
@@ -112,22 +113,19 @@ def test_the_page_has_every_method():
 @pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_a_full_graph_with_dynamic_shapes(backend):
     def loss(logits, values, actions, old, advantages, returns, mask):
-        return ppo_loss(
+        found = ppo_loss(
             Categorical(2 * logits), actions, old, advantages, values=values, returns=returns, mask=mask,
             entropy_coef=0.01, normalize_advantages=True, backend=backend,
         )  # fmt: skip
+        return found.loss, torch.stack(found[1:9]).detach()
 
     compiler = "inductor" if backend == "cpu" else "aot_eager"
-    compiled = torch.compile(loss, fullgraph=True, dynamic=True, backend=compiler)
     for n in (12, 31):
         case = make("categorical", n=n)
         inputs = [case.network[name].requires_grad_() for name in ("logits", "values")]
-        data = [case.data[name] for name in ("actions", "old_log_probs", "advantages", "returns")]
+        inputs += [case.data[name] for name in ("actions", "old_log_probs", "advantages", "returns")]
         mask = torch.arange(n) % 3 != 0
-        got, want = (function(*inputs, *data, mask) for function in (compiled, loss))
-        assert_close(torch.stack(got[:9]).detach(), torch.stack(want[:9]).detach(), rtol=1e-7)
-        for mine, exact in zip(*(torch.autograd.grad(3 * x.loss, inputs) for x in (got, want)), strict=True):
-            assert_close(mine, exact, rtol=1e-6)
+        check_full_graph(loss, *inputs, mask, compiler=compiler, compare=partial(assert_close, rtol=1e-6), dynamic=True)
 
 
 @pytest.mark.parametrize("packed", [False, True])

@@ -1,13 +1,14 @@
 """Agents of RL-Games, stock against ours: advantages and training."""
 
 from copy import deepcopy
+from functools import partial
 from tempfile import mkdtemp
 
 import pytest
 import torch
 
 pytest.importorskip("rl_games")
-from overrides import derive, override
+from overrides import derive, list_names_in_front, override
 from ppo_rl_games import evaluate_agent, make_config, parse_arguments, train_agent
 from rl_games.algos_torch.a2c_continuous import A2CAgent
 from rl_games.common import common_losses
@@ -20,11 +21,9 @@ CLASSES = {"cartpole": TritonDiscreteA2CAgent, "pendulum": TritonA2CAgent}
 
 
 def make_agent(advantages, env, folder, changes=(), registered=True, kind=None):
-    """An agent as a runner makes it, with changes of the network too; most environments end an episode soon.
-
-    Its logs have a folder of their own: RL-Games names folders by the second.
-    """
-    flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", mkdtemp(dir=folder)]
+    """An agent as a runner makes it, with changes of the network too; most environments end an episode soon."""
+    logs = mkdtemp(dir=folder)  # RL-Games names folders by the second
+    flags = [*FLAGS, "--advantages", advantages, "--env", env, "--log-dir", logs]
     config = make_config(parse_arguments(flags))
     changes = deepcopy(dict(changes))  # in which RL-Games puts objects
     config["params"]["network"] |= changes.pop("network", {})
@@ -146,16 +145,8 @@ def test_methods_of_users(name, of, tmp_path):
 
 
 def test_names_of_users_are_free(tmp_path):
-    """In front of theirs we have names of RL-Games' alone; what they call the same is theirs, with their arguments."""
-    front = TritonA2CAgent.__mro__[: TritonA2CAgent.__mro__.index(A2CAgent)]
-    names = {name for x in front for name in vars(x) if not name.startswith(("_abc_", "__"))}
-    assert names <= {*dir(A2CAgent)}
-    methods = {name: lambda self, *args, **kwargs: (args, kwargs) for name in names}
-    own = type("Own", (A2CAgent,), methods | {"describe": lambda self: "own"})
-    agent = make_agent("triton", "pendulum", tmp_path, kind=type("Ours", (TritonA2CAgent, own), {}))
-    assert agent.describe() == "own"
-    for name in names:
-        assert getattr(agent, name)(1, 2, 3, 4, x=5) == ((1, 2, 3, 4), {"x": 5})
+    make = partial(make_agent, "triton", "pendulum", tmp_path)
+    assert list_names_in_front(TritonA2CAgent, A2CAgent, lambda x: make(kind=x), 1, 2, 3, 4) <= {*dir(A2CAgent)}
 
 
 @pytest.mark.parametrize("env", CLASSES)

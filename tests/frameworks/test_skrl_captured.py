@@ -164,10 +164,7 @@ def set_others(agent, i):
 
 @pytest.mark.parametrize("change", [anneal, set_others])
 def test_settings_that_change_are_followed(change, tmp_path, monkeypatch):
-    """Two graphs, of first and other epochs, are captured anew where another term counts, or for other settings.
-
-    They are given numbers that are annealed.
-    """
+    """Graphs of first and other epochs are given numbers that are annealed; other settings need new ones."""
     allow_captures(monkeypatch)
     agents = train_both(tmp_path, "continuous" if change is set_others else "adaptive")
     for agent in agents:

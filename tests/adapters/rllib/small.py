@@ -87,14 +87,7 @@ def stopping(algorithm):
 
 
 def train_algorithm(config, *asked, before=None, iterations=2):
-    """Losses of each iteration, the last weights, and what all learners answer when asked.
-
-    Args:
-        config: Of the algorithm.
-        *asked: Functions of a learner.
-        before: A function that every learner runs first.
-        iterations: How often to train.
-    """
+    """Losses of each iteration, the last weights, and what functions of each learner return; `before` runs first."""
     with stopping(config.build_algo()) as algorithm:
         if before is not None:
             of_learners(algorithm, before)

@@ -278,7 +278,6 @@ class CapturedStep:
     def capture(self, leaves: list[Any], structure: Any) -> Captured:
         """Warm up, put everything back, and capture."""
         static = [steps.as_tensor(x, self.device, copy=True) for x in leaves]
-        arguments = pytree.tree_unflatten(static, structure)
 
         def call() -> Any:
             torch.clear_autocast_cache()  # a graph has to cast parameters itself
@@ -286,7 +285,7 @@ class CapturedStep:
                 for optimizer in self.prepared:
                     stack.enter_context(optimizer.stopping())
                 stack.enter_context(self.kept_buffers())
-                return self.function(*arguments)
+                return self.function(*pytree.tree_unflatten(static, structure))  # in new lists, which it may change
 
         host = self.contents.host
         generators = [*{*self.generators, *host.generators}]

@@ -143,6 +143,26 @@ def test_a_step_beside_a_graph_has_inputs_of_its_own(monkeypatch):
     assert torch.equal(x, torch.ones(3))
 
 
+def test_a_step_that_changes_the_lists_it_is_given(device, trainings):
+    """Each of its warm-ups and the capture are given those of the call."""
+    for training in trainings:
+        plain = training.update
+        training.step.function = lambda *x, plain=plain: plain(*x[:1], *x[1].pop("more").values())
+        for x, y in draw_batches(6, device=device):
+            training.step(x, given := {"more": {"target": y, "weight": 1.0}})
+            assert [*given] == ["more"]
+    assert_same_parameters(trainings, graphs=2)
+
+
+def test_a_compiled_step(device, trainings):
+    """`torch.compile` reads what is done around the optimizer's step, too; no mode stays in force."""
+    for training in trainings:
+        training.step.function = torch.compile(training.update, backend="eager")
+        step_all([training], draw_batches(4, device=device))
+    assert_same_parameters(trainings, graphs=2)
+    assert torch._C._len_torch_function_stack() == 0
+
+
 def test_a_model_without_a_parameter_that_learns(device, trainings):
     """Its step has no gradients, and changes nothing until something is released."""
     for training in trainings:

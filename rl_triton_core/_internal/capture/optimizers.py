@@ -191,7 +191,8 @@ class PreparedOptimizer:
         """Steps inside change nothing where `stop` is 1 or a scaler finds infinite gradients, both on the device."""
         optimizer = self.optimizer
         before = {name: x for name, x in vars(optimizer).items() if name in SCALING}
-        handles = optimizer.register_step_pre_hook(self.begin_step), optimizer.register_step_post_hook(self.end_step)
+        begin, end = map(torch.compiler.disable, (self.begin_step, self.end_step))  # which would lose the mode
+        handles = optimizer.register_step_pre_hook(begin), optimizer.register_step_post_hook(end)
         optimizer._optimizer_step_post_hooks.move_to_end(handles[1].id, last=False)  # type: ignore[attr-defined]
         optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
         self.skips_hooks = not before.get("_step_supports_amp_scaling")

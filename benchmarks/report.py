@@ -269,11 +269,11 @@ def make_list(texts: Iterable[str]) -> str:
     return "\n".join(textwrap.fill(text, 120, **options) for text in texts)
 
 
-ROBOTICS, PLAIN = {"num_steps": 24, "num_envs": 4096, "step": "update"}, {"variant": "", "processes": 1}
+ROBOTICS, PLAIN = {"num_steps": 24, "step": "update"}, {"num_envs": 4096, "variant": "", "processes": 1}
 
 
 def select_robotics(**setting: Any) -> dict[str, list[Row]]:
-    """The whole updates of robotics packages with 4096 environments and 24 steps, by GPU."""
+    """The whole updates of robotics packages with 24 steps, by GPU."""
     gpus = (x for x in read_machines("robotics").items() if x[0] != "cpu")
     return {name_processor(*x): select_rows(x[1].rows, **ROBOTICS | setting) for x in gpus}
 
@@ -283,9 +283,14 @@ def write_robotics(package: str) -> str:
     columns = [["stock", "full"], ["ours", "full"], ["stock", "over ours"]]
     found = select_robotics(package=package).items()
     return join_parts(
-        f"Whole updates, 4096 environments and 24 steps, {gpu}, {name_commits(rows)}:\n\n{list_rows(rows, columns)}"
+        f"Whole updates, {name_sizes(rows)} environments and 24 steps, {gpu}, {name_commits(rows)}:\n\n"
+        f"{list_rows(rows, columns)}"
         for gpu, rows in found
     )
+
+
+def name_sizes(rows: Sequence[Row]) -> str:
+    return " or ".join(sorted({row.read_setting()["num_envs"] for row in rows}, key=int))
 
 
 def list_learning(rows: Sequence[Row]) -> str:
@@ -380,7 +385,7 @@ def estimate_isaac_lab() -> tuple[list[float], list[list[str]]]:
     Steps per second with and without training give the update's share. Our factor is that of RSL-RL's update, with TF32
     in matrix products, which Isaac Lab's script allows.
     """
-    rows = [row for found in select_robotics(package="rsl_rl", variant="tf32").values() for row in found]
+    rows = [row for found in select_robotics(num_envs=4096, package="rsl_rl", variant="tf32").values() for row in found]
     factors = [row.median for row in select_rows(rows, "stock", "over ours") if row.median]
     table = []
     for task in json.loads((PUBLISHED / "isaac_lab.json").read_text(encoding="utf-8")):

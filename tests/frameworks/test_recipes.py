@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Optional, TypedDict, Union
@@ -22,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from recorded_graphs import allow_captures
+from torch import nn
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,8 +36,8 @@ def read_block(section, page="recipes.md"):
     return block
 
 
-def run_block(section, page="recipes.md"):
-    names = {"__name__": "__main__"}  # as in a script of the user's
+def run_block(section, page="recipes.md", **names):
+    names |= {"__name__": "__main__"}  # as in a script of the user's
     exec(compile(read_block(section, page), f"docs/{page}, {section}", "exec"), names)
     return names
 
@@ -63,8 +65,9 @@ def put_in_place(module, name, monkeypatch):
     """Let `from name import ...` find this module."""
     parts = name.split(".")
     for i in range(1, len(parts)):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(parts[i - 1]))
+        monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
     monkeypatch.setitem(sys.modules, name, module)
+    return module
 
 
 def make_rollout(shape, scale=1.0):
@@ -284,6 +287,159 @@ def test_holosoma(symmetry, capture, tmp_path, monkeypatch):
     assert agents[1].captured.describe().startswith("updates are captured" if capture else "updates are eager")
     for wanted, got in zip(*([*x.actor.parameters(), *x.critic.parameters()] for x in agents), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
+
+
+class FastSACAgent:
+    """What the recipes call, written anew: SAC with distributions of returns, n-step targets and mirrored samples."""
+
+    device, is_multi_gpu, values = "cpu", False, torch.linspace(-5, 5, 21)
+    config = SimpleNamespace(policy_frequency=4, tau=0.125)
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.setup()
+
+    def setup(self):
+        self.actor, self.qnet, self.qnet_target = nn.Linear(7, 8), nn.Linear(11, 21), nn.Linear(11, 21)
+        self.log_alpha = nn.Parameter(torch.zeros(1))
+        optimized = self.qnet.parameters(), self.actor.parameters(), [self.log_alpha]
+        optimizers = [torch.optim.AdamW(x, fused=True) for x in optimized]
+        self.q_optimizer, self.actor_optimizer, self.alpha_optimizer = optimizers
+
+    def _sample_and_prepare_batches(self, size, count, *normalize):
+        data = self.rb.sample(size * count)
+        return [*torch.cat([data, data.apply(lambda x: -x if x.dim() > 1 else x)]).chunk(count)]
+
+    def act(self, data):
+        mean, log_std = self.actor(data["observations"]).chunk(2, -1)
+        policy = torch.distributions.Normal(mean, log_std.exp())
+        actions = policy.rsample()
+        return torch.cat([data["observations"], actions], -1), policy.log_prob(actions).sum(-1)
+
+    def _update_main(self, data):
+        after, alpha = data["next"], self.log_alpha.exp()
+        rows, log_probs = self.act(after)
+        with torch.no_grad():
+            weight = (1 - after["dones"]) * 0.97 ** after["effective_n_steps"]
+            returns = after["rewards"] + weight * (self.values[:, None] - alpha * log_probs)
+            shares = (1 - 2 * (returns.clamp(-5, 5) - self.values[:, None, None]).abs()).clamp(min=0)
+            target = torch.einsum("ijb,bj->bi", shares, self.qnet_target(rows).softmax(-1))
+        own = self.qnet(torch.cat([data["observations"], data["actions"]], -1))
+        losses = nn.functional.cross_entropy(own, target), -(alpha * (log_probs.detach() - 4)).mean()
+        for optimizer, loss in zip((self.q_optimizer, self.alpha_optimizer), losses, strict=True):
+            optimizer.zero_grad(), loss.backward(), optimizer.step()
+        found = after["rewards"].mean(), torch.tensor(0.0), losses[0], target.max(), target.min(), losses[1]
+        return [x.detach() for x in found]
+
+    def _update_pol(self, data):
+        rows, log_probs = self.act(data)
+        loss = (self.log_alpha.exp().detach() * log_probs - self.qnet(rows).softmax(-1) @ self.values).mean()
+        self.actor_optimizer.zero_grad(), loss.backward(), self.actor_optimizer.step()
+        return [x.detach() for x in (torch.tensor(0.0), loss, -log_probs.mean(), rows.std())]
+
+
+def make_buffer(size):
+    """A replay buffer of random samples, as many as it likes."""
+    generator, make_dict = torch.Generator().manual_seed(0), pytest.importorskip("tensordict").TensorDict
+
+    def sample(_):
+        x = torch.randn(size, 20, generator=generator)
+        after = {"observations": x[:, :7], "critic_observations": x[:, 6:13], "rewards": x[:, 18]}
+        after |= {"dones": (x[:, 19] > 1).long(), "truncations": (x[:, 19] > 2).long()}
+        after["effective_n_steps"] = 1 + (x[:, 19] < 0).long()
+        now = {"observations": x[:, 7:14], "critic_observations": x[:, 5:12], "actions": x[:, 14:18].tanh()}
+        return make_dict({**now, "next": make_dict(after, size)}, size)
+
+    return SimpleNamespace(sample=sample)
+
+
+METRICS = ["buffer_rewards", "critic_grad_norm", "qf_loss", "qf_max", "qf_min", "alpha_loss", "alpha_value"]
+METRICS += ["actor_grad_norm", "actor_loss", "policy_entropy", "action_std"]
+
+
+def update_target(online, target, tau):
+    for x, y in zip(online.parameters(), target.parameters(), strict=True):
+        y.data.mul_(1.0 - tau).add_(x.data, alpha=tau)
+
+
+def make_fast_td3():
+    """What the recipe finds in `main`."""
+    args = {"batch_size": 64, "num_envs": 16, "num_updates": 2, "policy_frequency": 2, "tau": 0.1}
+    names = {"torch": torch, "args": SimpleNamespace(**args), "reward_normalizer": nn.Identity(), "rb": make_buffer(64)}
+    names |= {x: nn.BatchNorm1d(7, affine=False) for x in ("obs_normalizer", "critic_obs_normalizer")}
+    agent = FastSACAgent()
+    agent.alpha_optimizer = agent.q_optimizer  # since the recipe knows of two
+    agent.q_optimizer.add_param_group({"params": [agent.log_alpha]})
+    names["update_main"] = lambda data, logs: {**logs, "qf_loss": agent._update_main(data)[2]}
+    names["update_pol"] = lambda data, logs: {**logs, "actor_loss": agent._update_pol(data)[1]}
+    return names | vars(agent) | {"soft_update": update_target}
+
+
+def learn_fast_td3(names):
+    """As the loop in `main`."""
+    logs = {}
+    for i in range(2):
+        data = names["rb"].sample(4)
+        for x, key in product((data, data["next"]), ("observations", "critic_observations")):
+            x[key] = names["critic_obs_normalizer" if "critic" in key else "obs_normalizer"](x[key])
+        for update in ("update_main", "update_pol")[: i + 1]:
+            logs = names[update](data, logs)
+        names["soft_update"](names["qnet"], names["qnet_target"], 0.1)
+    return logs, None
+
+
+def test_fast_td3(monkeypatch):
+    """Its loop over 100 updates, with a schedule of learning rates."""
+    allow_captures(monkeypatch)
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", False)
+    results = []
+    for ours in (False, True):
+        torch.manual_seed(0)
+        names, rate, losses = make_fast_td3(), torch.zeros(()), []
+        for x in ("q_optimizer", "actor_optimizer"):
+            names[x].param_groups[0]["lr"] = rate
+        if ours:
+            names = run_block("FastTD3", **names)
+            monkeypatch.setattr(torch, "tensor", None)  # which no graph calls
+        for i in range(50):
+            rate.fill_(1e-3 * (1 - i / 60))
+            logs, _ = names["learn"]() if ours else learn_fast_td3(names)
+            losses += [logs["qf_loss"].item(), logs["actor_loss"].item()]
+        parts = ("actor", "qnet", "qnet_target", "obs_normalizer", "critic_obs_normalizer")
+        results.append([losses, *(names[x].state_dict() for x in parts)])
+    assert (names["step"].reason, len(names["step"].captured)) == ("", 1)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def test_fast_sac(monkeypatch):
+    """Its loop over 104 updates, with a schedule of learning rates; every metric of every update."""
+    allow_captures(monkeypatch)
+    module, path = SimpleNamespace(FastSACAgent=FastSACAgent), "holosoma.agents.fast_sac.fast_sac_agent"
+    put_in_place(module, path, monkeypatch)
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
+    run_block("FastSAC")
+    results = []
+    for kind in (FastSACAgent, module.FastSACAgent):
+        agent = kind()
+        if kind is not FastSACAgent:
+            monkeypatch.setattr(torch, "tensor", None)  # which no graph calls
+        normalizers = [getattr(agent, x, None) for x in ("obs_normalizer", "critic_obs_normalizer")]
+        rows, of_policy = [], [torch.zeros(())] * 4
+        agent.rb, agent.training_metrics = make_buffer(128), SimpleNamespace(add=rows.append)
+        for i in range(13):
+            for x in (agent.q_optimizer, agent.actor_optimizer, agent.alpha_optimizer):
+                x.param_groups[0]["lr"] = 1e-3 * (1 - i / 16)
+            for j, data in enumerate(agent._sample_and_prepare_batches(1, 8, *normalizers)):
+                row = agent._update_main(data)
+                of_policy = agent._update_pol(data) if j % 4 == 1 else of_policy
+                row = [*row, agent.log_alpha.detach().exp(), *of_policy]
+                rows.append(dict(zip(METRICS, row, strict=True)))
+                update_target(agent.qnet, agent.qnet_target, 0.125)
+        metrics = {name: torch.cat([x[name].reshape(-1) for x in rows]) for name in METRICS}
+        parts = [x.state_dict() for x in (agent.actor, agent.qnet, agent.qnet_target)]
+        results.append([metrics, *parts, agent.log_alpha.detach()])
+    assert (agent.captured.reason, len(agent.captured.captured)) == ("", 1)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
 def fill_storage(kind):

@@ -41,7 +41,7 @@ BY_FILE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants format docs gpu-test speed speed-frameworks bench end-to-end learning report \
+.PHONY: help demo example example-rllib example-frameworks check test lint type test-quick test-interpreted test-aot test-rllib test-frameworks test-versions test-newest fuzz sanitize mutants mutants-rllib format docs gpu-test speed speed-frameworks bench end-to-end learning report \
 	lower-bounds release-check clean distclean
 
 help: ## Show this list
@@ -109,6 +109,9 @@ sanitize-%: $(READY)
 	$(SANITIZE) --tool $* --error-exitcode 99 --target-processes all $(PY) -m pytest -q -p no:cacheprovider -k "$(SANITIZED)" $(SANITIZED_FILES) > $(GPU_OUTPUT)/sanitize_$*.log 2>&1
 
 mutants: $(addprefix mutants-,$(BACKENDS)) ## Break the code on purpose; the tests must notice every time
+
+mutants-rllib: $(RLLIB_READY) ## Of the adapter for RLlib (downloads Ray)
+	$(COMPILED) $(VENV_RLLIB)/bin/python scripts/mutants.py rllib --jobs $(JOBS) $(MUTANTS)
 
 mutants-%: $(READY)
 	$(COMPILED) $(PY) scripts/mutants.py $* --jobs $(JOBS) $(MUTANTS)

@@ -1,9 +1,9 @@
-"""What of libraries a step of a framework can run, found by the names in its code."""
+"""What of libraries a step of a framework can run, found by the names in its code; and copies of functions."""
 
 import linecache
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cached_property, lru_cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property, lru_cache, partial, update_wrapper
 from operator import itemgetter
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -187,3 +187,34 @@ def describe_foreign(place: str, key: str, x: Any, known: set[str]) -> str:
     if is_known and (is_made_as(key, x) if isinstance(x, partial) else has_name or not functions or any(imported)):
         return ""
     return f"{place}.{key} is {homes[-1]}.{getattr(x, '__qualname__', type(x).__name__)}{locate(x)}"
+
+
+def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], behind: type | None = None) -> str:
+    """Find a method or property of an object, or a class, that is not the framework's, and say which; else nothing.
+
+    An adapter goes around these names, of which the object may lack some. Packages may be modules, also those of
+    decorators. Where a class of ours overrides the methods, those behind it count, as `super` finds them, if any are.
+    """
+    kind = thing if isinstance(thing, type) else type(thing)
+    bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]
+    own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
+    for name in names:
+        if name in own:
+            return f"this {kind.__name__} has its own {name}{locate(own[name])}"
+        owner = next((x for x in bases if name in vars(x)), None)
+        if owner is not None and not is_written_in(packages, vars(owner)[name], owner.__module__):
+            return f"{owner.__name__} has its own {name}{locate(vars(owner)[name])}"
+    return ""
+
+
+# -- copies of a framework's functions in which some names mean other objects: nothing of the framework is patched -----
+
+
+def copy_function(function: Any, names: Mapping[str, Any], closure: tuple[Any, ...] | None = None) -> FunctionType:
+    """Copy a function so that some of the global names it reads mean other objects, and perhaps with other cells."""
+    scope = {**function.__globals__, **names} if names else function.__globals__
+    cells = function.__closure__ if closure is None else closure
+    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(copy, function)
+    return copy

@@ -7,6 +7,7 @@ failure. A mutant that they let pass survives, and makes this program fail; so d
     python scripts/mutants.py cpu          the serial walk, captured steps and adapters
     python scripts/mutants.py triton       the parallel scan, on a GPU (the interpreter scans serially and has no fast
                                            path: some survive there)
+    python scripts/mutants.py rllib        the adapter of RLlib, in the environment that has it
 
 The mutants are rows of scripts/mutation/BACKEND.tsv. Those of an adapter run the adapters' tests, others the core's.
 """
@@ -45,8 +46,9 @@ NOT_OF_MUTANTS = (  # tests of the core whose words are in expressions that mean
 CORE_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/core/test_*.py"))
 CORE_TESTS = [x for x in CORE_TESTS if Path(x).stem.removeprefix("test_") not in NOT_OF_MUTANTS]
 ADAPTER_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/test_*.py"))
+RLLIB_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/adapters/rllib/test_*.py"))
 SLOW_TO_IMPORT = ("hypothesis", "numba", "packaging.version", "torch._dynamo.testing", "triton")
-SLOW_OF_ADAPTERS = ("gymnasium", "sb3_contrib", "torch.utils.tensorboard", "torchrl.objectives")
+SLOW_OF_ADAPTERS = ("gymnasium", "ray.rllib.algorithms", "sb3_contrib", "torch.utils.tensorboard", "torchrl.objectives")
 COMPILED = "compiled"  # a folder beside the copies: what the core as it is has compiled
 FIND_CACHES = """
 import sys
@@ -94,9 +96,9 @@ def main() -> int:
 
 def list_intact(mutants: Sequence[Mutant]) -> list[Mutant]:
     """What breaks nothing, with the tests of all mutants of the core and of all those of the adapters."""
-    by_part = groupby(sorted(mutants, key=is_of_adapter), is_of_adapter)
-    tests = [(part, sorted({f"({mutant.tests})" for mutant in some})) for part, some in by_part]
-    return [Mutant("none", "adapters/" if part else "", "", "", "", " or ".join(names)) for part, names in tests]
+    parts = [[*some] for _, some in groupby(sorted(mutants, key=is_of_adapter), is_of_adapter)]
+    tests = [sorted({f"({mutant.tests})" for mutant in some}) for some in parts]
+    return [Mutant("none", some[0].file, "", "", "", " or ".join(x)) for some, x in zip(parts, tests, strict=True)]
 
 
 def is_intact(mutant: Mutant) -> bool:
@@ -196,7 +198,8 @@ def find_test_files(mutant: Mutant) -> list[str]:
         text = file + read_test(file) + ids
         return eval(re.sub(r"(?!and\b|or\b|True\b)\b\w+", lambda word: str(word[0] in text), expression))
 
-    return [file for file in (ADAPTER_TESTS if is_of_adapter(mutant) else CORE_TESTS) if may_have(file)]
+    files = RLLIB_TESTS if "adapters/rllib/" in mutant.file else ADAPTER_TESTS if is_of_adapter(mutant) else CORE_TESTS
+    return [file for file in files if may_have(file)]
 
 
 @cache

@@ -22,8 +22,8 @@ from skrl.multi_agents.torch.mappo import MAPPO
 from skrl.utils.runner.torch import Runner
 
 from rl_triton_adapters import skrl as adapter
-from rl_triton_adapters.common.overrides import copy_function
 from rl_triton_adapters.skrl import TritonA2C, TritonPPO, TritonRunner, estimate_advantages, make_triton_class
+from rl_triton_core.reach import copy_function
 
 FLAGS = ["--num-envs", "6", "--num-steps", "8", "--iterations", "3", "--evaluation-episodes", "2", "--quiet"]
 

@@ -2,8 +2,8 @@
 
 import sys
 from abc import ABC
-from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import lru_cache, update_wrapper
+from collections.abc import Iterable, Sequence, Set
+from functools import lru_cache
 from numbers import Number
 from types import FunctionType
 from typing import Any
@@ -12,6 +12,7 @@ from torch import nn
 
 from rl_triton_core.capture import Snapshot
 from rl_triton_core.reach import Reach, describe_foreign, is_written_in, list_functions, list_read, locate
+from rl_triton_core.reach import find_override as find_override  # noqa: PLC0414 - adapters have it from here
 
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 HOOKS_OF_ALL = [vars(nn.modules.module)[f"_global{name}"] for name in HOOKS]  # those of all modules
@@ -25,24 +26,6 @@ PREFIX = f"{ADAPTERS}."
 UNREAD = {*dir(type("", (), {}))} - {"__getattribute__", "__setattr__"}  # methods that make, compare and show objects
 REACHED: dict[Any, tuple[Reach, str]] = {}
 NAMES: dict[Any, Any] = {}  # what functions of a framework read of objects, and ours do not
-
-
-def find_override(thing: Any, names: Iterable[str], packages: tuple[str, ...], behind: type | None = None) -> str:
-    """Find a method or property of an object, or a class, that is not the framework's, and say which; else nothing.
-
-    An adapter goes around these names, of which the object may lack some. Packages may be modules, also those of
-    decorators. Where a class of ours overrides the methods, those behind it count, as `super` finds them, if any are.
-    """
-    kind = thing if isinstance(thing, type) else type(thing)
-    bases = kind.__mro__[kind.__mro__.index(behind) + 1 if behind in kind.__mro__ else 0 :]
-    own = getattr(thing, "__dict__", {}) if kind is not thing and behind is None else {}
-    for name in names:
-        if name in own:
-            return f"this {kind.__name__} has its own {name}{locate(own[name])}"
-        owner = next((x for x in bases if name in vars(x)), None)
-        if owner is not None and not is_written_in(packages, vars(owner)[name], owner.__module__):
-            return f"{owner.__name__} has its own {name}{locate(vars(owner)[name])}"
-    return ""
 
 
 def find_replaced(functions: Iterable[Any], things: Iterable[Any], packages: tuple[str, ...]) -> str:
@@ -164,19 +147,6 @@ def list_modules(module: nn.Module) -> list[nn.Module]:
     for x in found:
         found += [part for part in x._modules.values() if part is not None]
     return found
-
-
-# -- copies of a framework's functions in which some names mean other objects: nothing of the framework is patched -----
-
-
-def copy_function(function: Any, names: Mapping[str, Any], closure: tuple[Any, ...] | None = None) -> FunctionType:
-    """Copy a function so that some of the global names it reads mean other objects, and perhaps with other cells."""
-    scope = {**function.__globals__, **names} if names else function.__globals__
-    cells = function.__closure__ if closure is None else closure
-    copy = FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
-    copy.__kwdefaults__ = function.__kwdefaults__
-    update_wrapper(copy, function)
-    return copy
 
 
 class CopiedMethodsMixin:

@@ -217,10 +217,7 @@ def derive(stock: Any, needs_flag: bool) -> Any:
     return type(f"{name}{stock.__name__}", (TritonAlgorithm, stock), own)
 
 
-TritonPPO = derive(PPO, needs_flag=False)
-TritonIMPALA = derive(IMPALA, needs_flag=False)
-TritonAPPO = derive(APPO, needs_flag=False)
-OURS = TritonPPO, TritonIMPALA, TritonAPPO
+TritonPPO, TritonIMPALA, TritonAPPO = OURS = [derive(x, needs_flag=False) for x in (PPO, IMPALA, APPO)]
 FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = FLAGGED = [derive(x, needs_flag=True) for x in (PPO, IMPALA, APPO)]
 
 

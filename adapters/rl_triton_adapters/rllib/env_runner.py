@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import chain
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,18 @@ import torch
 import tree
 from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline, NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.distribution.torch.torch_distribution import TorchCategorical, TorchDeterministic, TorchDiagGaussian
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
+from ray.rllib.env import single_agent_env_runner
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.utils.metrics import ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT
-from ray.rllib.utils.spaces.space_utils import clip_action, unsquash_action
+from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.rllib.utils.metrics.stats import EmaStats
+from ray.rllib.utils.spaces.space_utils import clip_action, unbatch, unsquash_action
 from torch import Tensor
 from torch.distributions import Categorical, Normal
 
@@ -32,9 +37,13 @@ from rl_triton_adapters.rllib.check import read_flags
 from rl_triton_adapters.rllib.compiled import PACKAGES, find_unlike, list_networks
 from rl_triton_adapters.rllib.update import logger
 from rl_triton_core.capture import Snapshot
+from rl_triton_core.reach import copy_function, find_override
 
 PIPELINES = EnvToModulePipeline, ModuleToEnvPipeline
 DISTRIBUTIONS = TorchCategorical, TorchDiagGaussian
+LENGTHS = ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT  # averages of every step
+BEHIND = "_sample", "_make_on_episode_callback", "_try_env_step", "_log_env_steps"  # what does less than RLlib's
+IDLE = RLlibCallback.on_episode_step
 MANY = 2**22  # multiplications in the largest layer; with more, the process keeps its threads
 
 
@@ -55,6 +64,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     reason = "nothing is sampled yet"
     """Why RLlib's connectors make all steps; empty if they do not."""
+    _num_tried: int | None = None  # steps that Ray's counter is told of at the end of a sample; None outside of one
 
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
@@ -73,6 +83,7 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         """Sample, as RLlib does."""
         pipelines, module = (self._env_to_module, self._module_to_env), self.module
         self._explores, self._kind, parts = explore, self._find_kind(explore), list[Any]()
+        self._is_small, self._is_fresh, make_sample = True, False, super()._sample
         self.reason = "actions are random" if random_actions else self._find_obstacle()
         self._untried, own = {self.forward, self.observe, self.choose_actions}, getattr(module, "__dict__", {})
         name = "forward_exploration" if explore else "forward_inference"
@@ -88,10 +99,16 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
                 if not self.reason:
                     vars(pipeline)["own_call"] = call
                     pipeline.__class__ = kind
+            if not self.reason:
+                self._num_tried = 0
+                make_sample = MethodType(copy_function(make_sample.__func__, {"unbatch": list_rows}), self)
             pieces = [y for x in pipelines for y in (vars(x), x.connectors)]
             self._snapshot = Snapshot([*pieces, *chain(*places)], [], [])
-            return super()._sample(explore=explore, random_actions=random_actions, **options)
+            return make_sample(explore=explore, random_actions=random_actions, **options)
         finally:
+            tried, self._num_tried = self._num_tried, None
+            if tried:
+                self._log_env_steps(self._metrics_num_try_env_step, tried)
             if own.get(name) == self._forward:
                 del own[name]
             for pipeline, short, kind in zip(pipelines, SHORT, PIPELINES, strict=True):
@@ -116,13 +133,32 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             "these are not RLlib's default connectors": kinds != self._default,
             "there are several modules, or one with states": isinstance(module, MultiRLModule) or module.is_stateful(),
             f"modules are on {self._device}": str(self._device) != "cpu",
+            f"metrics are logged by {type(self.metrics).__name__}": type(self.metrics) is not MetricsLogger,
+            "unbatch is not RLlib's": getattr(single_agent_env_runner, "unbatch", None) is not unbatch,
             f"actions have a {getattr(self._kind, '__name__', self._kind)}": self._kind not in DISTRIBUTIONS,
         }
         pieces = [y for x in pipelines for y in x.connectors]
         functions = [*(type(x).__call__ for x in pieces), *(x.from_logits for x in DISTRIBUTIONS)]
         reason = find_reason(reasons) or find_own([*pipelines, *pieces], functions, PACKAGES)
-        things = *pipelines, *pieces, *DISTRIBUTIONS, TorchDeterministic, Categorical, Normal
-        return reason or find_replaced(functions, things, PACKAGES)
+        reason = reason or find_override(self, BEHIND, PACKAGES, behind=TritonSingleAgentEnvRunner)
+        things = *pipelines, *pieces, *DISTRIBUTIONS, TorchDeterministic, Categorical, Normal, MetricsLogger, EmaStats
+        return reason or find_replaced([*functions, MetricsLogger.log_value], things, PACKAGES)
+
+    # -- what takes less time at every step ----------------------------------------------------------------------------
+
+    def _log_env_steps(self, metric: Any, num_steps: int) -> None:
+        """RLlib's; of steps that were tried, Ray's counter is told once."""
+        if self._num_tried is None or metric is not self._metrics_num_try_env_step:
+            super()._log_env_steps(metric, num_steps)
+        else:
+            self._num_tried += num_steps
+
+    def _make_on_episode_callback(self, which: str, *args: Any) -> None:
+        """RLlib's; after a step, only if there is a callback."""
+        own = (getattr(x.on_episode_step, "__func__", None) for x in self._callbacks)
+        is_heard = self.reason or self.config.callbacks_on_episode_step or any(x is not IDLE for x in own)
+        if which != "on_episode_step" or is_heard:
+            super()._make_on_episode_callback(which, *args)
 
     # -- what the module and connectors do -----------------------------------------------------------------------------
 
@@ -132,16 +168,9 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
     @torch.no_grad()
     def forward(self, features: Tensor) -> dict[str, Tensor]:
-        """What a module returns whose layers are known, if small by one thread: others take longer to wake."""
-        threads = torch.get_num_threads()
-        if self._is_small:
-            torch.set_num_threads(1)
-        try:
-            for layer in self._layers:
-                features = layer(features)
-        finally:
-            if self._is_small:
-                torch.set_num_threads(threads)
+        """What a module returns whose layers are known."""
+        for layer in self._layers:
+            features = layer(features)
         return {Columns.ACTION_DIST_INPUTS: features}
 
     def _observe(self, stock: Callable[..., Any], given: dict[str, Any]) -> Any:
@@ -150,8 +179,13 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         results = self._call(self.observe, stock, given, episodes)
         if is_tried and not self.reason:
             length = sum(map(len, episodes))
-            for name in (ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT):
-                self.metrics.log_value(name, length)
+            for name in LENGTHS:
+                average = self.metrics.stats.get(name)
+                old: Any = average._value if type(average) is EmaStats else math.nan
+                if math.isnan(old):  # a callback has reset them
+                    self.metrics.log_value(name, length)
+                else:
+                    average._value = average._ema_coeff * length + (1.0 - average._ema_coeff) * old
             given["shared_data"]["memorized_map_structure"] = [x.id_ for x in episodes]
         return results
 
@@ -199,10 +233,17 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
 
         Else what those return; whether ours return the same, from the same random numbers, counts later.
         """
-        if not self.reason and not self._snapshot.holds():
+        is_fresh = self._is_fresh and ours == self.choose_actions  # nothing of a user's runs since the forward pass
+        if not (self.reason or is_fresh or self._snapshot.holds()):
             self.reason = "connectors or the module have changed while a sample was made"
         if not self.reason and ours not in self._untried:
-            return ours(taken)
+            threads = torch.get_num_threads()
+            torch.set_num_threads(1 if self._is_small else threads)  # others take longer to wake, also for `softmax`
+            try:
+                self._is_fresh = ours == self.forward
+                return ours(taken)
+            finally:
+                torch.set_num_threads(threads)
         before, results, drawn = torch.get_rng_state(), stock(**given), torch.get_rng_state()
         if not self.reason:
             self._untried.discard(ours)
@@ -213,6 +254,11 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             torch.set_rng_state(drawn)
             self.reason = "" if agrees else f"RLlib's connectors return something else than {ours.__name__}"
         return results
+
+
+def list_rows(batch: Any) -> Any:
+    """The rows of an array, as RLlib's `unbatch` lists them; what that lists of anything else."""
+    return [*batch] if type(batch) is np.ndarray else unbatch(batch)
 
 
 def is_same(x: Any, y: Any) -> bool:

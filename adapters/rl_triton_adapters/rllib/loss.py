@@ -90,6 +90,8 @@ class FusedLoss:
         else:
             policy = Gaussian(*inputs.chunk(2, dim=-1), *(() if old_inputs is None else old_inputs.chunk(2, dim=-1)))
             actions = actions if actions.is_floating_point() else actions.to(inputs.dtype)
+        # losses take no integers
+        coefficients: list[Any] = [x.float() if isinstance(x, Tensor) else x for x in (entropy_coef, kl_coef)]
         loss = ppo_loss(
             policy,
             actions,
@@ -102,8 +104,8 @@ class FusedLoss:
             value_coef=config.vf_loss_coeff,
             value_clip=config.vf_clip_param,
             value_clip_mode="rllib",
-            entropy_coef=as_coefficient(entropy_coef),
-            kl_coef=as_coefficient(kl_coef),
+            entropy_coef=coefficients[0],
+            kl_coef=coefficients[1],
             backend=self.backend,
         )
         values = None if values is None else values.detach()
@@ -115,21 +117,19 @@ class FusedLoss:
         return loss.loss
 
 
-def as_coefficient(x: Any) -> Any:
-    """A number as it is, a tensor of one in floating point: losses take no integers there."""
-    return x.float() if isinstance(x, Tensor) else x
-
-
 def describe_head(module: Any) -> Head | None:
     """The head of a module whose distributions of actions, in training and while acting, are one of those known."""
-    space, kinds = module.action_space, set(find_distributions(module))
+    space, kinds = module.action_space, set[Any](find_distributions(module))
     if isinstance(space, Box) and len(space.shape) == 1 and kinds == {TorchDiagGaussian}:
         return ()
     if isinstance(space, Discrete) and kinds == {TorchCategorical}:
         return (int(space.n),)
     if isinstance(space, MultiDiscrete) and space.nvec.ndim == 1 and kinds:
         sizes = tuple(space.nvec.tolist())
-        return sizes if all(is_multi_categorical(kind, sizes) for kind in kinds) else None
+        home = Distribution.__module__  # of classes with sizes filled in, and nothing else
+        made = [x for x in kinds if x.__bases__ == (TorchMultiCategorical,) and x.__module__ == home]
+        found = {tuple(x._merge_kwargs().get("input_lens", ())) for x in made}
+        return sizes if len(made) == len(kinds) and found == {sizes} else None
     return None
 
 
@@ -144,9 +144,3 @@ def find_distributions(module: Any) -> tuple[type, ...]:
 def name_distribution(kind: Any) -> str:
     """Its name; where arguments were filled in, which makes a class of its own, that of the class behind it."""
     return (kind.__bases__[0] if "_merge_kwargs" in vars(kind) else kind).__name__  # type: ignore[no-any-return]
-
-
-def is_multi_categorical(kind: Any, sizes: tuple[int, ...]) -> bool:
-    """Whether a class is RLlib's: with these sizes filled in, which makes a class of its own, and with nothing else."""
-    is_partial = kind.__bases__ == (TorchMultiCategorical,) and kind.__module__ == Distribution.__module__
-    return is_partial and tuple(kind._merge_kwargs().get("input_lens", ())) == sizes

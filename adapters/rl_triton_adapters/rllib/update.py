@@ -43,6 +43,7 @@ PLAIN = bool, int, float, str, type(None)
 """What a step may read of a configuration; where it changes, steps are captured again."""
 ENTROPY, KL = "entropy_coeff_schedulers_per_module", "curr_kl_coeffs_per_module"
 """Where learners keep the coefficients of entropy and, if they have one, KL divergence."""
+replace_infinity = partial(torch.nan_to_num, neginf=-10e8, posinf=10e8)  # as RLlib does
 
 
 class Update:
@@ -312,11 +313,6 @@ def clip_gradients_at_once(
         torch._foreach_mul_(gradients, list(torch.where(norms > grad_clip, grad_clip / norms, 1.0)))
         return None
     return clip_by_norm(gradients, grad_clip, replace_infinity)
-
-
-def replace_infinity(norm: Tensor) -> Tensor:
-    """Replace what is not finite, as RLlib does."""
-    return norm.nan_to_num(neginf=-10e8, posinf=10e8)
 
 
 def find_own_of(learner: Any, *names: str, ours: tuple[Any, ...] = ()) -> str:

@@ -12,9 +12,9 @@ import torch
 from ray.rllib.algorithms.impala.torch.vtrace_torch_v2 import vtrace_torch
 from torch import Tensor
 
-from rl_triton_adapters.common.overrides import copy_function
 from rl_triton_adapters.common.switch import with_switch
 from rl_triton_core import compute_vtrace
+from rl_triton_core.reach import copy_function
 
 
 @with_switch(vtrace_torch)
@@ -44,23 +44,19 @@ def vtrace(
     for name, x in {**per_step, "behaviour_action_log_probs": behaviour_action_log_probs}.items():
         if x.shape != rewards.shape:
             raise ValueError(f"{name}: got shape {tuple(x.shape)}, expected {tuple(rewards.shape)}, that of rewards")
+    bars = [math.inf if x is None else float(x) for x in (clip_rho_threshold, clip_pg_rho_threshold)]
     return compute_vtrace(
         rewards,
         values,
         target_log_probs=target_action_log_probs,
         behaviour_log_probs=behaviour_action_log_probs,
         gamma=discounts,
-        rho_bar=convert_clip(clip_rho_threshold),
-        rho_bar_pg=convert_clip(clip_pg_rho_threshold),
+        rho_bar=bars[0],
+        rho_bar_pg=bars[1],
         bootstrap_values=bootstrap_values,
         time_dim=0,
         backend=backend,
     )
-
-
-def convert_clip(threshold: float | Tensor | None) -> float:
-    """A threshold of RLlib's as one of `compute_vtrace`."""
-    return math.inf if threshold is None else float(threshold)
 
 
 def replace_vtrace(method: Any, replacement: Callable[..., Any]) -> MethodType:

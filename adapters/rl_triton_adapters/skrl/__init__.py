@@ -19,11 +19,12 @@ from typing import Any
 from torch import Tensor
 
 from rl_triton_adapters.common.check import with_check
-from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.overrides import CopiedMethodsMixin
 from rl_triton_adapters.common.switch import find_off_switch
 from rl_triton_adapters.common.update import Described
 from rl_triton_adapters.common.versions import explain_version, explained_import
 from rl_triton_core import compute_gae, normalize_advantages
+from rl_triton_core.reach import copy_function
 
 NEEDED = "2.1"  # up to 2.0, time_limit_bootstrap makes skrl count values after a time limit twice
 

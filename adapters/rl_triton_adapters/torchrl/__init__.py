@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rl_triton_adapters.common.overrides import CopiedMethodsMixin, copy_function
+from rl_triton_adapters.common.overrides import CopiedMethodsMixin
 from rl_triton_adapters.common.switch import with_switch
 from rl_triton_adapters.common.versions import explain_version, explained_import
 from rl_triton_core import compute_gae, compute_lambda_returns, compute_vtrace
+from rl_triton_core.reach import copy_function
 
 with explained_import(__name__, "torchrl", "0.14"):
     from torchrl.objectives.utils import ValueEstimators, default_value_kwargs, register_value_estimator

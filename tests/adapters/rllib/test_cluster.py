@@ -22,9 +22,8 @@ ROOM = {"room_for_a_learner": 1}
 def two_nodes(private_ray):
     """The names of two nodes with room for one learner each."""
     ray.shutdown()
-    cluster = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 2, "resources": ROOM, "include_dashboard": False}
-    )
+    head = {"num_cpus": 2, "resources": ROOM, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=2, resources=ROOM)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     yield {node["NodeID"] for node in ray.nodes()}

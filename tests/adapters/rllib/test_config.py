@@ -93,6 +93,7 @@ def test_a_learner_says_in_one_line_what_it_computes_with(name, what, flag, who,
     """Before its first update, since a class of the user's may change it after ours has built it."""
     config = enable_triton(make_config("categorical", name), backend="reference")
     learner = build_learner(config.learners(learner_config_dict={"rl_triton": flag}))
+    caplog.clear()  # perhaps updates had to be compiled, and a line says so
     with caplog.at_level("INFO", logger="ray.rllib.rl_triton"):
         update_learner(config, "categorical", learner=learner)
     assert [record.message for record in caplog.records if record.name == "ray.rllib.rl_triton"] == [learner.describe()]

@@ -18,10 +18,11 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
 from ray.rllib.examples.envs.classes.multi_agent import MultiAgentCartPole
+from ray.util.metrics import Counter
 from small import OFF, small_impala, small_ppo, stopping
 from updates import flatten_metrics
 
-from rl_triton_adapters.rllib import enable_triton
+from rl_triton_adapters.rllib import enable_triton, env_runner
 from rl_triton_adapters.rllib.env_runner import TritonSingleAgentEnvRunner as Ours
 
 OURS = "connectors are those of rl_triton_adapters"
@@ -90,27 +91,19 @@ def test_episodes_are_those_of_rllib(name, explore):
     assert len(lengths) == 2 and all(metrics[0][x] == metrics[1][x] for x in lengths)
 
 
-class Filtered(GetActions):
-    """A user's connector."""
+Filtered = type("Filtered", (GetActions,), {})  # a user's connector
 
 
 CHANGES = {
-    "not RLlib's default connectors": {"env_to_module_connector": lambda *_: MeanStdFilter()},
-    "several modules, or one with states": {"lstm": True},
-    "switched off": {"flags": OFF},
+    "not RLlib's default connectors": lambda x: x.env_runners(env_to_module_connector=lambda *_: MeanStdFilter()),
+    "modules, or one with states": lambda x: x.rl_module(model_config={"use_lstm": True, "max_seq_len": 5}),
+    "switched off": lambda x: x.learners(learner_config_dict=OFF),
 }
 
 
 @pytest.mark.parametrize("reason", CHANGES)
 def test_what_ours_do_not_do_is_rllib_s(reason):
-    options = dict(CHANGES[reason])
-    lstm, flags = options.pop("lstm", False), options.pop("flags", {})
-
-    def make():
-        config = make_config(**options).learners(learner_config_dict=flags)
-        return config.rl_module(model_config={"use_lstm": True, "max_seq_len": 5}) if lstm else config
-
-    runners = make_runners(make)
+    runners = make_runners(lambda: CHANGES[reason](make_config()))
     assert_same(runners, num_timesteps=40)
     assert reason in runners[1].describe()
 
@@ -126,14 +119,25 @@ def own_method(runner, monkeypatch):
     piece._get_actions = lambda batch, *rest: (batch["action_dist_inputs"].mul_(2), stock(batch, *rest))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [double_actions, own_method, lambda runner, _: setattr(runner._module_to_env.connectors[0], "__class__", Filtered)],
-    ids=["double_actions", "own_method", "other_class"],
-)
-def test_what_is_replaced_between_samples_runs(change, monkeypatch):
+def list_more(batch):
+    return [x + 1 for x in env_runner.unbatch(batch)]
+
+
+REPLACED = {
+    "double_actions": double_actions,
+    "own_method": own_method,
+    "other_class": lambda x, _: setattr(x._module_to_env.connectors[0], "__class__", Filtered),
+    "rows": lambda _, patches: patches.setattr(env_runner.single_agent_env_runner, "unbatch", list_more),
+    "counter": lambda _, patches: patches.setattr(SingleAgentEnvRunner, "_log_env_steps", lambda *_, **__: None),
+    "metrics": lambda x, _: setattr(x.metrics, "__class__", type("Logs", (env_runner.MetricsLogger,), {})),
+    "averages": lambda _, patches: patches.setattr(env_runner.EmaStats, "push", lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_what_is_replaced_between_samples_runs(name, monkeypatch):
     """And RLlib's connectors make all steps, with the reason."""
-    runners = make_runners(env="Pendulum-v1")
+    runners, change = make_runners(env="Pendulum-v1"), REPLACED[name]
     results = []
     for runner in runners:
         with monkeypatch.context() as patches:
@@ -163,13 +167,15 @@ def test_ours_are_not_used_where_they_differ(name, fails, monkeypatch):
 @pytest.mark.parametrize("checks", [True, False])
 def test_nan_is_refused_as_by_rllib(checks, monkeypatch):
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", checks)
-    errors = []
-    for runner in make_runners():
-        runner.sample(num_timesteps=20)
-        for x in runner.module.parameters():
+
+    def spoil(env_runner, **kwargs):
+        for x in env_runner.module.parameters():
             torch.nn.init.constant_(x, torch.nan)
+
+    errors = []
+    for runner in make_runners(lambda: make_config().callbacks(on_episode_end=spoil)):
         with pytest.raises((ValueError, RuntimeError)) as error:
-            runner.sample(num_timesteps=20)
+            runner.sample(num_timesteps=200)
         errors.append((error.type, str(error.value)))
     assert errors[0] == errors[1]
 
@@ -217,6 +223,31 @@ def test_what_a_callback_changes_counts_at_the_next_step(name):
     assert "changed while a sample was made" in reasons[1]
 
 
+def note_step(episode, env_runner, metrics_logger, **kwargs):
+    """A callback that resets metrics now and then."""
+    vars(env_runner).setdefault("seen", []).append(len(episode))
+    if len(episode) == 9:
+        metrics_logger.reset()
+
+
+OWN = type("Own", (env_runner.RLlibCallback,), {"on_episode_step": lambda _, **given: note_step(**given)})
+CALLED = {"function": {"on_episode_step": note_step}, "class": {"callbacks_class": OWN}}
+
+
+@pytest.mark.parametrize("kind", CALLED)
+def test_callbacks_and_ray_are_told_of_every_step(kind, monkeypatch):
+    """Ray's counters at the end of a sample."""
+    told, found = [], []
+    monkeypatch.setattr(Counter, "inc", lambda self, value: told.append((self.info["name"], value)))
+    for runner in make_runners(lambda: make_config().callbacks(**CALLED[kind])):
+        told.clear()
+        sample(runner, num_timesteps=60)
+        counted = {name: sum(x for other, x in told if other == name) for name, _ in told}
+        lengths = {x: y for x, y in flatten_metrics(runner.get_metrics()).items() if "length_" in str(x)}
+        found.append((counted, lengths, runner.seen))
+    assert found[0] == found[1] and len(told) == 4 and len(lengths) > 1
+
+
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_one_thread_computes_small_layers(num_envs, monkeypatch):
     """In a process that keeps its own number, also where a layer fails; two rows are too many for 2**22 weights."""
@@ -230,7 +261,7 @@ def test_one_thread_computes_small_layers(num_envs, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda x: (chosen.append(x), set_number(x)))
     with pytest.raises(RuntimeError, match="shapes"):
         runner.sample(num_timesteps=200)
-    assert [*dict.fromkeys(chosen)] == ([1, 2] if num_envs == 1 else []) and torch.get_num_threads() == 2
+    assert [*dict.fromkeys(chosen)] == ([1, 2] if num_envs == 1 else [2]) and torch.get_num_threads() == 2
     assert not runner.reason and not runner._untried
 
 

@@ -14,7 +14,6 @@ pytest.importorskip("tqdm")
 
 ROOT = Path(__file__).resolve().parents[3]
 LEARNED = ["--iterations", "3", "--target-return", "60"]  # an untrained policy's evaluation is about 10
-BRIEF = ["--iterations", "1"]
 SIZES = {
     "ppo_rllib": ["--batch-size", "1024", "--minibatch-size", "128"],
     "impala_rllib": ["--steps-per-iteration", "6000"],
@@ -22,7 +21,7 @@ SIZES = {
 ARMS = {
     "stock": ["--advantages", "stock", *LEARNED],
     "triton": ["--advantages", "triton", *LEARNED],
-    "processes": ["--num-env-runners", "1", "--num-learners", "1", *BRIEF],
+    "processes": ["--num-env-runners", "1", "--num-learners", "1", "--iterations", "1"],
 }
 
 

@@ -23,7 +23,6 @@ from rl_triton_adapters.rllib import TritonGeneralAdvantageEstimation, gae
 from rl_triton_core import normalize_advantages
 
 TOLERANCE = {"rtol": 1e-5, "atol": 1e-5}
-
 NEW_COLUMNS = ("advantages", "value_targets")
 
 

@@ -52,10 +52,7 @@ def two_policies(config):
 )
 def test_training_is_that_of_rllib(make, small_ray):
     """Of several learners, see test_cluster.py."""
-    stock, ours = (
-        train_algorithm(make(), small.name_of_piece),
-        train_algorithm(enable_triton(make()), small.name_of_piece),
-    )
+    stock, ours = (train_algorithm(x, small.name_of_piece) for x in (make(), enable_triton(make())))
     assert stock[2] == ["GeneralAdvantageEstimation"]
     assert ours[2] == ["TritonGeneralAdvantageEstimation"]
     assert_same_training(stock, ours)

@@ -25,8 +25,6 @@ SPACES = {
     "several categorical": gym.spaces.MultiDiscrete([2, 3]),
 }
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}  # of float32 sums in another order, after a dozen steps of Adam
-
-
 KINDS = {
     "PPO": (PPOTorchLearner, TritonPPOTorchLearner),
     "IMPALA": (IMPALATorchLearner, TritonIMPALATorchLearner),

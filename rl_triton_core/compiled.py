@@ -467,6 +467,24 @@ class CompiledValueUpdate(Compiled):
             raise ValueError(f"dropped_quantiles: got {dropped_quantiles}, expected an actor and less than {quantiles}")
         super().__init__(groups.ValueTables, parts, values.run_steps, (quantiles, dropped_quantiles))
 
+    @staticmethod
+    def count_threads(num_weights: int, batch_size: int) -> int:
+        """How many threads share a gradient step, by the critics' weights: two if it is large and PyTorch has several.
+
+        Args:
+            num_weights: Of all critics together.
+            batch_size: Samples of a minibatch.
+        """
+        is_large = batch_size > serial.TILE and batch_size * num_weights >= SHARED_PRODUCTS
+        return 1 + (is_large and torch.get_num_threads() > 1)
+
+    def compile(self, batch_size: int = 0) -> float:
+        """As of other updates; with minibatches of a size that two threads share, what they run, too."""
+        weights = {id(x): x.numel() for critic in self._parts[values.CRITICS][0] for x in critic.parameters()}
+        shares = self.count_threads(sum(weights.values()), batch_size) > 1
+        others = (values.learn_tiles, values.finish) if shares else ()
+        return sum(compile_loss(self.loss, x) for x in (self._function, *others))
+
     def run(
         self,
         transitions: Transitions,
@@ -521,8 +539,7 @@ class CompiledValueUpdate(Compiled):
         if not len(learns) == len(follows) == count:
             raise ValueError(f"updates_actor, updates_targets: expected {count} values, one of each minibatch")
         results = np.full((count, len(VALUE_STATISTICS)), math.nan)
-        is_large = batch_size * tables.num_weights >= SHARED_PRODUCTS
-        shares = is_large and batch_size > serial.TILE and torch.get_num_threads() > 1
+        shares = self.count_threads(tables.num_weights, batch_size) > 1
         run: Any = partial(run_in_lanes, tables) if shares else compile_entry(values.run_steps)
         try:
             run(addresses, samples, batch_size, learns, follows, np.zeros((2, 3)), results)

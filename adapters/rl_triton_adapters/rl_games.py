@@ -235,7 +235,7 @@ class AgentUpdate(CapturedUpdate):
         """One step of the central value network; its loss."""
         net = self.agent.central_value_net
         with replace_model(net, self.central_value.is_captured, {"e_clip": e_clip}):
-            return net.calc_gradients(batch).detach()  # type: ignore[no-any-return]
+            return Tensor.detach(net.calc_gradients(batch))
 
 
 class CapturedUpdateMixin:

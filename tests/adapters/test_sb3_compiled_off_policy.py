@@ -208,6 +208,7 @@ LARGE = "with .* threads, PyTorch is faster: a layer has"
         (TritonTD3, {}, 2, ""),
         (TritonTD3, {}, 3, f"{LARGE} 120000 weights, minibatches are of 256"),
         (TritonTD3, {"batch_size": 128}, 4, LARGE),
+        (TritonDQN, {"batch_size": 2100}, 4, f"{LARGE} 4096 weights"),  # which only one of ours would learn
         (TritonSAC, {}, 8, ""),
         (TritonSAC, {"batch_size": 257}, 4, f"{LARGE} 65536 weights"),
     ],

@@ -228,6 +228,29 @@ def test_infinite_errors_of_quantiles_become_nan():
     assert agent.critics[0][0].weight.isnan().any()
 
 
+def test_units_of_relu_that_are_off_learn_nothing_of_nan():
+    """As in PyTorch, of whose gradients they get none."""
+
+    def change(agent):
+        agent.targets[0][-1].bias.data.fill_(math.nan)
+        agent.critics[0][0].bias.data[0] = -9.0
+
+    agent, exact, *_ = learn_both("squared", change=change)
+    torch.testing.assert_close(agent.double().state_dict(), exact.state_dict(), rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert agent.critics[0][0].weight.isnan().any(1).tolist() == [False] + [True] * 7
+
+
+def test_what_two_threads_run_is_compiled_beforehand(monkeypatch):
+    """With minibatches that they share."""
+    monkeypatch.setattr(compiled, "SHARED_PRODUCTS", 0)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    asked, update = [], Agent("dqn").compiled()
+    monkeypatch.setattr(compiled, "compile_entry", asked.append)
+    for size, count in ((0, 1), (SIZE, 3)):
+        asked.clear()
+        assert update.compile(size) >= 0 and len(asked) == count
+
+
 def test_threads_share_no_single_tile(monkeypatch):
     monkeypatch.setattr(compiled, "SHARED_PRODUCTS", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)

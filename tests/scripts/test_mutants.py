@@ -55,6 +55,22 @@ def test_a_mutant_that_does_not_end_is_not_killed():
     assert sorted(output.splitlines()) == lines
 
 
+WITHOUT_TESTS = """
+import mutants
+first = mutants.load_mutants("reference")[0]
+chosen = [first._replace(name=x, tests=x) for x in ("no_such_word", "test_threads and not test_threads")]
+for outcome in mutants.run_mutants(chosen, jobs=2):
+    print(outcome.mutant.name, mutants.name_outcome(outcome.code), sep=": ")
+"""
+
+
+def test_a_mutant_without_tests_is_not_killed():
+    """No file has them, or a file has none of them."""
+    output = subprocess.check_output([sys.executable, "-c", WITHOUT_TESTS], cwd=ROOT / "scripts", text=True)
+    lines = [f"{name}: the tests did not run" for name in ("no_such_word", "test_threads and not test_threads")]
+    assert sorted(output.splitlines()) == lines
+
+
 SOURCE = """
 LIMIT = 3
 

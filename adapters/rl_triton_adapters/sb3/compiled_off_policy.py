@@ -118,7 +118,7 @@ def find_unknown(algorithm: Any, networks: Networks) -> str:
         return f"actions have a {type(distribution).__name__}"
     size, threads = algorithm.batch_size, torch.get_num_threads()
     weights = max(x.numel() for x in algorithm.policy.parameters())
-    ours = 2 if threads > 1 and size > 128 else 1  # as the core takes for large networks
+    ours = CompiledValueUpdate.count_threads(sum(x.numel() for y in networks.critics for x in y.parameters()), size)
     if weights * size * min(threads, 4) // ours > MOST_PRODUCTS:
         return f"with {threads} threads, PyTorch is faster: a layer has {weights} weights, minibatches are of {size}"
     own = find_own(things, list_stock(type(algorithm), "train", PACKAGES), PACKAGES)

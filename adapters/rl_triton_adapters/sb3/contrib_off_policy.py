@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from rl_triton_adapters.common.versions import explained_import
 from rl_triton_adapters.sb3.compiled_off_policy import Networks
 from rl_triton_adapters.sb3.dqn import ValueUpdateMixin
-from rl_triton_adapters.sb3.sac import EntropyMixin
+from rl_triton_adapters.sb3.sac import CompiledEntropyMixin, EntropyMixin
 
 with explained_import(__name__, "sb3-contrib", "2.9"):
     from sb3_contrib import QRDQN, TQC, CrossQ
@@ -22,7 +22,7 @@ with explained_import(__name__, "sb3-contrib", "2.9"):
 __all__ = ["TritonCrossQ", "TritonQRDQN", "TritonTQC"]
 
 
-class TritonTQC(EntropyMixin, TQC):
+class TritonTQC(CompiledEntropyMixin, TQC):
     """`TQC` with gradient steps and acting that take less time. All that is said of `TritonSAC` holds."""
 
     read_settings: ClassVar[tuple[str, ...]] = (*EntropyMixin.read_settings, "top_quantiles_to_drop_per_net")
@@ -51,7 +51,7 @@ class TritonTQC(EntropyMixin, TQC):
 
     def _evaluate_actions(self, batch: Any, actions: Tensor) -> Tensor:
         """The mean of all quantiles."""
-        return self.critic(batch.observations, actions).mean(dim=2).mean(dim=1, keepdim=True)  # type: ignore[no-any-return]
+        return torch.mean(self.critic(batch.observations, actions).mean(dim=2), dim=1, keepdim=True)
 
 
 class TritonQRDQN(ValueUpdateMixin, QRDQN):
@@ -88,9 +88,6 @@ class TritonCrossQ(EntropyMixin, CrossQ):
     read_settings: ClassVar[tuple[str, ...]] = ("gamma", "target_entropy")
     transient: ClassVar[tuple[str, ...]] = (*EntropyMixin.transient, "_renorm_steps")
     counts_each: ClassVar[int] = 1
-
-    def _list_networks(self) -> None:
-        """They normalise batches."""
 
     @property
     def _learns_entropy(self) -> bool:

@@ -22,7 +22,7 @@ class EntropyMixin(OffPolicyMixin):
 
     ent_coef_optimizer: Any
     log_ent_coef: Any
-    ent_coef_tensor: Any
+    ent_coef_tensor: Tensor
     target_entropy: Any
     target_update_interval: int
     batch_norm_stats: Any
@@ -47,7 +47,7 @@ class EntropyMixin(OffPolicyMixin):
         return self.ent_coef_optimizer is not None and self.log_ent_coef is not None
 
     def _find_entropy_coefficient(self) -> Tensor:
-        return self.log_ent_coef.detach().exp() if self._learns_entropy else self.ent_coef_tensor  # type: ignore[no-any-return]
+        return self.log_ent_coef.detach().exp() if self._learns_entropy else self.ent_coef_tensor
 
     def _update_entropy_coefficient(self, log_probs: Tensor) -> dict[str, Tensor]:
         """Learn the entropy coefficient, if it is learned: L = -log(alpha) mean(log pi + target)."""
@@ -96,6 +96,10 @@ class EntropyMixin(OffPolicyMixin):
         """The critic's values of the policy's actions, [batch_size, 1]: the least of all critics."""
         return torch.cat(self.critic(batch.observations, actions), dim=1).min(dim=1, keepdim=True)[0]
 
+
+class CompiledEntropyMixin(EntropyMixin):
+    """The same where networks are MLPs, whose gradient steps and acting can be compiled."""
+
     def _list_networks(self) -> Any:
         actor, options = self.actor, {"optimizer": self.critic.optimizer, "actor_optimizer": self.actor.optimizer}
         if self._learns_entropy:
@@ -128,7 +132,7 @@ class EntropyMixin(OffPolicyMixin):
         return found if self._learns_entropy else {name: x for name, x in found.items() if name != "ent_coef_loss"}
 
 
-class TritonSAC(EntropyMixin, SAC):
+class TritonSAC(CompiledEntropyMixin, SAC):
     """`SAC` whose gradient steps and acting are captured on a GPU, and compiled on a CPU where they can be.
 
     Minibatches are those of `SAC`, drawn by the same random numbers and copied to the device at once; targets follow in

@@ -121,7 +121,7 @@ def create_agent(agent_class: type) -> Any:
 
 
 @cache
-def derive_class(agent_class: type) -> Any:
+def derive_class(agent_class: type) -> type:
     """As `make_triton_class`, of an agent that computes advantages."""
     update: Any = getattr(agent_class, "update", None)
     name = agent_class.__name__
@@ -155,7 +155,7 @@ def make_triton_class(agent_class: type) -> type:
         return agent_class
     if not computes_advantages(agent_class):
         raise TypeError(f"agent_class: got {agent_class}, expected an agent of skrl that computes advantages")
-    return derive_class(agent_class)  # type: ignore[no-any-return]
+    return derive_class(agent_class)
 
 
 TritonPPO = derive_class(PPO)

@@ -188,7 +188,7 @@ class PPOUpdate(CapturedUpdate):
 
     def find_deviation(self) -> Tensor:
         """That of the policy's last distribution."""
-        return self.agent.policy.distribution(role="policy").stddev.mean()  # type: ignore[no-any-return]
+        return torch.mean(self.agent.policy.distribution(role="policy").stddev)
 
     def make_step(self, indices: Tensor, train: bool, numbers: dict[str, Any]) -> Tensor:
         """Update the models with one minibatch, and return statistics; a refused draw stops all further steps."""

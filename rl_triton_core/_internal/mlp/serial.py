@@ -182,7 +182,8 @@ def multiply_slopes(kind, slope, x, y, by, size):
             store(by, i, load(by, i) * (1.0 - load(y, i) * load(y, i)))
     elif kind == RELU:
         for i in range(size):
-            store(by, i, load(by, i) * (1.0 if load(x, i) > 0.0 else slope))
+            below = slope * load(by, i) if slope != 0.0 else 0.0  # of ReLU 0 for NaN, too, as in PyTorch
+            store(by, i, load(by, i) if load(x, i) > 0.0 else below)
     elif kind == ELU:
         for i in range(size):
             store(by, i, load(by, i) * (1.0 if load(x, i) > 0.0 else load(y, i) + slope))

@@ -59,7 +59,9 @@ def run_benchmark(name: str, options: Namespace) -> bool:
             break
         rows = measure_setting(module, setting, options)
         rows = results.add_rows(options.folder / f"{name}.csv", system, setting._asdict(), rows)
-        print(f"{name} {i + 1}/{len(settings)}: {setting}", *map(describe_row, rows), sep="\n  ", flush=True)
+        numbers = ("" if x.median is None else f" {x.median:g} [{x.low:g}, {x.high:g}] {x.unit}" for x in rows)
+        found = [f"{x.arm} {x.metric}{number} {x.note}".strip() for x, number in zip(rows, numbers, strict=True)]
+        print(f"{name} {i + 1}/{len(settings)}: {setting}", *found, sep="\n  ", flush=True)
         bad |= any(row.note.startswith(("wrong", "failed")) for row in rows)
         gc.collect()
         torch.cuda.empty_cache()
@@ -73,11 +75,6 @@ def measure_setting(module: Any, setting: Any, options: Namespace) -> list[resul
         return list(function(setting, options))
     except Exception as error:
         return [results.make_row("", "", "", [], results.describe_failure(error))]
-
-
-def describe_row(row: results.Row) -> str:
-    number = "" if row.median is None else f" {row.median:g} [{row.low:g}, {row.high:g}] {row.unit}"
-    return f"{row.arm} {row.metric}{number} {row.note}".strip()
 
 
 if __name__ == "__main__":

@@ -46,7 +46,8 @@ def main() -> None:
 
 def check_version() -> str:
     """Compare the version in its only place with the pages that state it, and with the tag that a workflow runs for."""
-    version, tag = read_version(ROOT), os.environ.get("GITHUB_REF_NAME")
+    version, tag = (ROOT / "rl_triton_core" / "_version.py").read_text(), os.environ.get("GITHUB_REF_NAME")
+    version = re.findall(r'__version__ = "(.*)"', version)[0]  # without an import of the package
     stated = {
         "CHANGELOG.md": re.search(r"^## (\d[\w.]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE),
         "CITATION.cff": re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.MULTILINE),
@@ -57,11 +58,6 @@ def check_version() -> str:
     if os.environ.get("GITHUB_REF_TYPE") == "tag" and tag != f"v{version}":
         sys.exit(f"tag: got {tag}, expected v{version}")
     return version
-
-
-def read_version(root: Path) -> str:
-    """Read the version without importing the package."""
-    return re.findall(r'__version__ = "(.*)"', (root / "rl_triton_core" / "_version.py").read_text())[0]
 
 
 def make_environment(folder: Path, *packages: str) -> Path:

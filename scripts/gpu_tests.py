@@ -73,13 +73,9 @@ def count_results(junit: Path) -> dict[str, object]:
         for case in suite.iter("testcase")
         if case.find("failure") is not None or case.find("error") is not None
     ]
-    return {**numbers, "failed": failed, "spilled_bytes": find_spilled_bytes(suite)}
-
-
-def find_spilled_bytes(suite: ET.Element) -> dict[str, int]:
-    """Tests with a kernel that keeps registers in memory, and how much of them per thread."""
     properties = ((case, case.find("properties/property[@name='spilled_bytes']")) for case in suite.iter("testcase"))
-    return {format_name(case): int(found.get("value", "0")) for case, found in properties if found is not None}
+    spilled = {format_name(case): int(found.get("value", "0")) for case, found in properties if found is not None}
+    return {**numbers, "failed": failed, "spilled_bytes": spilled}  # of tests: bytes per thread that a kernel moves
 
 
 def format_name(case: ET.Element) -> str:

@@ -130,7 +130,8 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
     waiting, running = list(reversed(mutants)), {}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [Path(folder) / str(i) for i in range(len(mutants))]
-        kept, *caches = find_caches([ROOT, *copies])
+        command = [sys.executable, "-c", FIND_CACHES, *map(str, [ROOT, *copies])]
+        kept, *caches = map(Path, subprocess.check_output(command, cwd=ROOT, text=True).splitlines())
         with suppress(OSError):  # what is not there is compiled
             shutil.copytree(kept, Path(folder) / COMPILED)
         try:
@@ -154,12 +155,6 @@ def run_mutants(mutants: Sequence[Mutant], jobs: int) -> Iterator[Outcome]:
             for process, *_ in running.values():
                 process.terminate()
                 process.join()
-
-
-def find_caches(copies: Sequence[Path]) -> list[Path]:
-    """The folders where the cores of some copies of the repository keep what they compile."""
-    command = [sys.executable, "-c", FIND_CACHES, *map(str, copies)]
-    return [Path(line) for line in subprocess.check_output(command, cwd=ROOT, text=True).splitlines()]
 
 
 def test_mutant(mutant: Mutant, copy: Path, cache: str) -> None:

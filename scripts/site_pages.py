@@ -5,7 +5,6 @@ MkDocs calls the functions `on_...` when it builds the site (`hooks` in mkdocs.y
 
 import ast
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +56,16 @@ def find_public_names() -> dict[str, list[str]]:
     """The public names of every public module, by what the modules say in `__all__`; the core's modules come first."""
     found = {}
     for package, folder in PACKAGES.items():
-        for path in find_modules(folder):
+        depth = len(folder.parts) + 2
+        for path in sorted(folder.rglob("*.py"), key=lambda path, depth=depth: (len(path.parts) > depth, path)):
             parts = path.relative_to(folder).with_suffix("").parts
+            if any(part.startswith("_") and part != "__init__" for part in parts):
+                continue
             module = ".".join([package, *(part for part in parts if part != "__init__")])
             names = [name for name in read_all(path) if not name.startswith("__")] or WITHOUT_ALL.get(module, [])
             if names:
                 found[module] = names
     return found
-
-
-def find_modules(folder: Path) -> Iterator[Path]:
-    for path in sorted(folder.rglob("*.py"), key=lambda path: (len(path.parts) > len(folder.parts) + 2, path)):
-        if not any(part.startswith("_") and part != "__init__.py" for part in path.relative_to(folder).parts):
-            yield path
 
 
 def read_all(path: Path) -> list[str]:

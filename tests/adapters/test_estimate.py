@@ -92,11 +92,6 @@ class Stepping(VecEnvWrapper):
         return self.venv.step(actions=self.venv.actions)
 
 
-def spend(model):
-    """What an update takes: 10 seconds, and the first one 1000."""
-    Slow.now += 10 if model._n_updates else 1000
-
-
 class Counting(BaseCallback):
     """A quarter of a second for each step of acting."""
 
@@ -114,7 +109,12 @@ def test_what_counts(kind, monkeypatch, capsys, tmp_path):
     own = {"n_steps": 8, "batch_size": 4, "n_epochs": 1}
     own = own if kind is PPO else {"train_freq": 8, "learning_starts": 20, "batch_size": 4}
     model, train = kind("MlpPolicy", env, seed=0, device="cpu", **own), kind.train
-    monkeypatch.setattr(kind, "train", lambda self, *args, **kw: spend(self) or train(self, *args, **kw))
+
+    def update(self, *args, **kwargs):
+        Slow.now += 10 if self._n_updates else 1000  # seconds
+        train(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "train", update)
     with clock.watch():
         for reset in (True, False):
             callbacks = CallbackList([Counting(), CallbackList([Counting()])])

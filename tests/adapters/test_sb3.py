@@ -147,16 +147,16 @@ class DictCartPole(gym.ObservationWrapper):
         return {"cart": observation[:2], "pole": observation[2:]}
 
 
-def make_cartpole(n_envs: int = 4) -> VecEnv:
-    return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12})
+def make_cartpole(n_envs: int = 4, **options) -> VecEnv:
+    return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12}, **options)
 
 
 def make_pendulum(n_envs: int = 3) -> VecEnv:
     return make_vec_env("Pendulum-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 25})
 
 
-def make_dict_cartpole(n_envs: int = 4) -> VecEnv:
-    return make_vec_env("CartPole-v1", n_envs, seed=3, env_kwargs={"max_episode_steps": 12}, wrapper_class=DictCartPole)
+def make_dict_cartpole() -> VecEnv:
+    return make_cartpole(wrapper_class=DictCartPole)
 
 
 ENVIRONMENTS = {
@@ -217,11 +217,8 @@ def tensors_of(agent: BaseAlgorithm) -> dict[str, np.ndarray]:
     return tensors
 
 
-def assert_close_agent(actual: BaseAlgorithm, expected: BaseAlgorithm, tolerance: float = 1e-5) -> None:
-    left, right = tensors_of(actual), tensors_of(expected)
-    assert left.keys() == right.keys()
-    for name, tensor in right.items():
-        np.testing.assert_allclose(left[name], tensor, rtol=tolerance, atol=tolerance, err_msg=name)
+def assert_close_agent(actual: BaseAlgorithm, expected: BaseAlgorithm) -> None:
+    torch.testing.assert_close(tensors_of(actual), tensors_of(expected), rtol=1e-5, atol=1e-5)
 
 
 def assert_same_agent(actual: BaseAlgorithm, expected: BaseAlgorithm) -> None:
@@ -242,6 +239,21 @@ def check_training(algorithm: type[BaseAlgorithm], make_env: Callable[[], VecEnv
     ours = learn(new_agent(algorithm, env, rollout_buffer_class=buffer_class), terminates)
     assert type(ours.rollout_buffer) is buffer_class
     assert_same_agent(ours, learn(new_agent(algorithm, make_env()), terminates))
+
+
+Doubling = type("Doubling", (RolloutBuffer,), {"add": lambda self, x, *rest: RolloutBuffer.add(self, 2 * x, *rest)})
+
+
+@pytest.mark.parametrize("space", [BOX, spaces.Discrete(5)])
+def test_steps_are_added_as_by_stock_or_by_a_users_method_behind(space):
+    found = []
+    for bases in ([RolloutBuffer], [TritonRolloutBuffer], [Doubling], [TritonRolloutBuffer, Doubling]):
+        buffer = type("Buffer", tuple(bases), {})(1, space, DISCRETE, n_envs=2)
+        step = np.full((2, *space.shape), 2), np.ones((2, 1)), *np.ones((2, 2))
+        buffer.add(*step, torch.full((2, 1), 3.0), torch.zeros(()))
+        names = "observations", "actions", "rewards", "episode_starts", "values", "log_probs", "pos", "full"
+        found.append([np.asarray(getattr(buffer, name)).tolist() for name in names])
+    assert found[0] == found[1] != found[2] == found[3]
 
 
 CHOSEN = [(BOX, TritonRolloutBuffer), (DICT, TritonDictRolloutBuffer), (spaces.MultiBinary(4), TritonRolloutBuffer)]

@@ -118,11 +118,7 @@ CHANGES = {
     "forward": lambda policy: override(policy, "forward"),
     "predict_values": lambda policy: override(policy, "predict_values"),
     "extract_features": lambda policy: override(policy, "extract_features"),
-    "an activation": lambda policy: setattr(
-        policy.mlp_extractor,
-        "policy_net",
-        torch.nn.Sequential(*[*policy.mlp_extractor.policy_net][:3], torch.nn.Softplus()),
-    ),
+    "an activation": lambda policy: setattr(policy.mlp_extractor.policy_net, "3", torch.nn.Softplus()),
 }
 
 

@@ -62,12 +62,8 @@ def sum_rows(x):
     return x.sum(1) if x.ndim > 1 else x
 
 
-def clip_each(parameters, most):
-    for x in parameters:
-        nn.utils.clip_grad_norm_([x], most)
-
-
-CLIPS = {"global_norm": nn.utils.clip_grad_norm_, "norm": clip_each, "value": nn.utils.clip_grad_value_}
+CLIPS = {"global_norm": nn.utils.clip_grad_norm_, "value": nn.utils.clip_grad_value_}
+CLIPS["norm"] = lambda parameters, most: [nn.utils.clip_grad_norm_([x], most) for x in parameters]
 
 
 def make_terms(head, is_wide):

@@ -25,10 +25,11 @@ from rl_triton_adapters.common.switch import check_enabled, find_off_switch
 from rl_triton_adapters.common.update import DeferredChecks
 from rl_triton_adapters.sb3.base import DEVICES, PACKAGES, AcceleratedAlgorithm, replace_methods
 from rl_triton_adapters.sb3.buffers import rollout_buffer_class_for, to_arrays
-from rl_triton_adapters.sb3.compiled import Compiled, act, compile_update, find_compiled
-from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution
+from rl_triton_adapters.sb3.compiled import Compiled, act, find_compiled
+from rl_triton_adapters.sb3.policies import detach_distribution, draw_actions, find_head, kept_distribution, list_sizes
 from rl_triton_adapters.sb3.tensor_envs import TensorRollouts, find_rollouts
 from rl_triton_core.capture import CapturedStep
+from rl_triton_core.extending import say
 
 
 class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
@@ -71,8 +72,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
                 self.rollout_buffer_kwargs = kwargs
         super()._setup_model()
         self.rollout_buffer_kwargs = kwargs
-        if self.device.type == "cpu" and not self.find_obstacle():
-            compile_update(self)
+        if self.device.type == "cpu" and not self.find_obstacle() and (compiled := self._find_compiled()[0]):
+            seconds = compiled.update.compile() + compiled.acting.compile()
+            compiled.draw(np.empty((0, sum(list_sizes(self.policy.action_dist))), np.float32))
+            if seconds > 1 and self.verbose >= 1:
+                say(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
 
     def _maybe_recommend_cpu(self, *args: Any, **kwargs: Any) -> None:
         """Leave the advice to train on a CPU to what trains as the stock algorithm."""
@@ -109,7 +113,11 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         self._compiled = self._find_compiled()[0] if update.reason else None
         self._parameters = list(self.policy.parameters())
         try:
-            self._copy_rollout()
+            buffer: Any = self.rollout_buffer
+            assert buffer.full, f"the rollout is not complete: {buffer.pos} of {buffer.buffer_size} steps were added"
+            for name in self.fields:  # flattened as by `RolloutBuffer.get`; for graphs, in the same place
+                self._rollout[name] = self._copy_field(self._rollout.get(name), self._flatten_field(name), name)
+            buffer.generator_ready = True
             if self.use_sde:
                 detach_distribution(self.policy)
             update.resume()
@@ -220,14 +228,6 @@ class AcceleratedMixin(AcceleratedAlgorithm, OnPolicyAlgorithm):
         return actions, torch.cat([x.float() for x in columns], dim=1)
 
     # -- the rollout, as steps read it ---------------------------------------------------------------------------------
-
-    def _copy_rollout(self) -> None:
-        """Flatten the rollout as `RolloutBuffer.get` does, and copy it to the device; for graphs, to the same place."""
-        buffer: Any = self.rollout_buffer
-        assert buffer.full, f"the rollout is not complete: {buffer.pos} of {buffer.buffer_size} steps were added"
-        for name in self.fields:
-            self._rollout[name] = self._copy_field(self._rollout.get(name), self._flatten_field(name), name)
-        buffer.generator_ready = True
 
     def _flatten_field(self, name: str) -> Any:
         """A field of the buffer, flattened there."""

@@ -10,6 +10,7 @@ The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU back
 
 from importlib import import_module
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,9 @@ with explained_import(__package__, "stable-baselines3", "2.9", "sb3"):
     from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
+
+STOCK_ADD = RolloutBuffer.add.__code__
+KNOWN_ADD = STOCK_ADD if crc32(repr(STOCK_ADD.co_names).encode()) == 1523424455 else ""  # as in SB3 2.9
 
 
 class TritonGAEMixin(RolloutBuffer):
@@ -140,6 +144,20 @@ def to_arrays(tree: Any) -> Any:
 
 class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):
     """`RolloutBuffer` of Stable-Baselines3 with the advantages of `rl_triton_core`."""
+
+    def add(self, obs: Any, action: Any, reward: Any, episode_start: Any, value: Any, log_prob: Any) -> None:
+        """Keep a step as Stable-Baselines3 does, each array copied once."""
+        is_plain = type(value) is type(log_prob) is torch.Tensor and value.is_cpu and log_prob.is_cpu
+        has_rows = not isinstance(self.observation_space, spaces.Discrete)
+        if not (is_plain and has_rows and getattr(super().add, "__code__", None) is KNOWN_ADD):
+            super().add(obs, action, reward, episode_start, value, log_prob)
+            return
+        names = "observations", "actions", "rewards", "episode_starts", "values", "log_probs"
+        rows = obs, action.reshape((self.n_envs, self.action_dim)), reward, episode_start
+        for name, x in zip(names, (*rows, value.numpy().ravel(), log_prob.numpy()), strict=True):
+            getattr(self, name)[self.pos] = x
+        self.pos += 1
+        self.full |= self.pos == self.buffer_size
 
 
 class TritonDictRolloutBuffer(TritonGAEMixin, DictRolloutBuffer):

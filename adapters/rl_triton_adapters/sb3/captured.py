@@ -58,7 +58,14 @@ class PPOUpdateMixin(AcceleratedMixin):
             clips = {"clip": clip_range, "value_clip": clip_range_vf}
             minibatches, epochs = run_compiled(self, size, self.n_epochs, max_kl=self._max_kl, **clips)
         self._n_updates -= len(minibatches) - 1  # those that count are counted with their statistics
-        self._log_statistics(self._read_statistics(minibatches, epochs))
+        found = self._read_statistics(minibatches, epochs)
+        history = np.concatenate(found)
+        means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
+        means["entropy_loss"] = -means["entropy_loss"]
+        means |= {"approx_kl": np.float32(found[-1][:, APPROX_KL].mean()), "loss": float(history[-1, 5])}
+        names = "entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"
+        first = {name: means[name] for name in names} | self._describe_rollout()
+        self._log_update(**first, n_updates=self._n_updates, **self._clip_ranges)
 
     def _run_steps(self, update: CapturedStep, size: int, *inputs: Any) -> tuple[list[Any], list[torch.Tensor]]:
         """Make one step after the other, with these inputs; the minibatches of each epoch, and their statistics."""
@@ -123,16 +130,6 @@ class PPOUpdateMixin(AcceleratedMixin):
         )
         has_stopped = self._step_optimizer(result.loss, ~(result.approx_kl <= self._max_kl))
         return torch.stack([*(getattr(result, name) for name in STATISTICS.values()), has_stopped.float()]).detach()
-
-    def _log_statistics(self, epochs: list[Any]) -> None:
-        """Log what `PPO.train` logs."""
-        history = np.concatenate(epochs)
-        means = {name: history[:, i].mean() for i, name in enumerate(STATISTICS)}
-        means["entropy_loss"] = -means["entropy_loss"]
-        means |= {"approx_kl": np.float32(epochs[-1][:, APPROX_KL].mean()), "loss": float(history[-1, 5])}
-        names = "entropy_loss", "policy_gradient_loss", "value_loss", "approx_kl", "clip_fraction", "loss"
-        first = {name: means[name] for name in names} | self._describe_rollout()
-        self._log_update(**first, n_updates=self._n_updates, **self._clip_ranges)
 
 
 class TritonPPO(PPOUpdateMixin, PPO):

@@ -16,7 +16,6 @@ from rl_triton_adapters.common.update import find_reason
 from rl_triton_adapters.sb3.base import PACKAGES
 from rl_triton_adapters.sb3.policies import MASKED_LOGIT, explain_head, find_head, list_sizes
 from rl_triton_core.compiled import CompiledNetwork, CompiledUpdate, Rollout, draw_actions
-from rl_triton_core.extending import say
 
 
 class Compiled(NamedTuple):
@@ -94,15 +93,6 @@ def is_flat(extractor: nn.Module) -> bool:
     return type(extractor) is FlattenExtractor and type(extractor.flatten) is nn.Flatten
 
 
-def compile_update(algorithm: Any) -> None:
-    """Compile an algorithm's update or load it, if there is one, and say so if that takes long."""
-    if compiled := find_compiled(algorithm)[0]:
-        seconds = compiled.update.compile() + compiled.acting.compile()
-        draw_actions(np.empty((0, 1), np.float32), "categorical", [1])
-        if seconds > 1 and algorithm.verbose >= 1:
-            say(f"Compiled the update in {seconds:.1f} s; other processes load it from disk")
-
-
 def find_features(policy: Any, observations: Any) -> torch.Tensor:
     """What both networks take."""
     features = policy.extract_features(observations)
@@ -130,18 +120,13 @@ def act(algorithm: Any, observations: Any, action_masks: Any = None, values_alon
     return None if log_probs.isnan().any() else (actions.view(-1, *policy.action_space.shape), values, log_probs)
 
 
-@torch.no_grad()
-def view_rollout(algorithm: Any) -> Rollout:
-    """The samples of an algorithm's rollout."""
-    samples, features = algorithm._rollout, find_features(algorithm.policy, algorithm._rollout["observations"])
-    actions, masks = samples["actions"].reshape(len(features), -1), samples.get("action_masks")
-    advantages, returns, log_probs, values = (samples[x] for x in ("advantages", "returns", "log_probs", "values"))
-    return Rollout(features, actions, advantages, returns, log_probs, values, masks)
-
-
 def run_compiled(algorithm: Any, size: int, num_epochs: int, **numbers: Any) -> tuple[list[Any], list[torch.Tensor]]:
     """Make all steps of an update; return the minibatches of each epoch, and their statistics."""
     minibatches: list[Any] = []
+    with torch.no_grad():
+        features = find_features(algorithm.policy, algorithm._rollout["observations"])
+    others = map(algorithm._rollout.get, ("advantages", "returns", "log_probs", "values", "action_masks"))
+    rollout = Rollout(features, algorithm._rollout["actions"].reshape(len(features), -1), *others)
 
     def draw_orders() -> Iterator[torch.Tensor]:
         for epoch in range(num_epochs):
@@ -151,7 +136,7 @@ def run_compiled(algorithm: Any, size: int, num_epochs: int, **numbers: Any) -> 
             yield order
 
     epochs = algorithm._compiled.update.run(
-        view_rollout(algorithm),
+        rollout,
         draw_orders(),
         size,
         value_coef=algorithm.vf_coef,

@@ -465,6 +465,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "speed": lambda: describe_speed(next(iter(read_machines("calls_headline")))),
     **{x: partial(write_benchmark, x, list_learning) for x in ("learning", "same_learning", "same_learning_rllib")},
     **{name: partial(write_benchmark, name, list_loop, f"### {name_arm(name)}: {{}}") for name in LOOPS},
+    "recipes": partial(write_benchmark, "recipes", list_rows),
     "training": describe_training,
     "rllib_gain": lambda: make_list(describe_rllib()),
     **{name: partial(list_expected, name) for name in GAINS},

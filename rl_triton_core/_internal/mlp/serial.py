@@ -183,7 +183,7 @@ def multiply_slopes(kind, slope, x, y, by, size):
     elif kind == RELU:
         for i in range(size):
             below = slope * load(by, i) if slope != 0.0 else 0.0  # of ReLU 0 for NaN, too, as in PyTorch
-            store(by, i, load(by, i) if load(x, i) > 0.0 else below)
+            store(by, i, below if load(x, i) <= 0.0 else load(by, i))
     elif kind == ELU:
         for i in range(size):
             store(by, i, load(by, i) * (1.0 if load(x, i) > 0.0 else load(y, i) + slope))

@@ -480,7 +480,8 @@ class CompiledValueUpdate(Compiled):
 
     def compile(self, batch_size: int = 0) -> float:
         """As of other updates; with minibatches of a size that two threads share, what they run, too."""
-        weights = {id(x): x.numel() for critic in self._parts[values.CRITICS][0] for x in critic.parameters()}
+        critics = self._parts[values.CRITICS][0] if batch_size else ()
+        weights = {id(x): x.numel() for critic in critics for x in critic.parameters()}
         shares = self.count_threads(sum(weights.values()), batch_size) > 1
         others = (values.learn_tiles, values.finish) if shares else ()
         return sum(compile_loss(self.loss, x) for x in (self._function, *others))

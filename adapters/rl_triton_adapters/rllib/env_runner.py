@@ -16,7 +16,6 @@ import torch
 import tree
 from gymnasium.spaces import Box
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
-from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.env_to_module import EnvToModulePipeline
 from ray.rllib.connectors.module_to_env import ModuleToEnvPipeline, NormalizeAndClipActions
 from ray.rllib.core.columns import Columns
@@ -42,9 +41,8 @@ from rl_triton_core.reach import copy_function, find_override
 PIPELINES = EnvToModulePipeline, ModuleToEnvPipeline
 DISTRIBUTIONS = TorchCategorical, TorchDiagGaussian
 LENGTHS = ENV_TO_MODULE_SUM_EPISODES_LENGTH_IN, ENV_TO_MODULE_SUM_EPISODES_LENGTH_OUT  # averages of every step
-BEHIND = "_sample", "_make_on_episode_callback", "_try_env_step", "_log_env_steps"  # what does less than RLlib's
-IDLE = RLlibCallback.on_episode_step
-MANY = 2**22  # multiplications in the largest layer; with more, the process keeps its threads
+BEHIND = "_sample", "_try_env_step", "_log_env_steps"  # what does less than RLlib's
+MANY, SERIAL = 2**22, 2**15  # products in the largest layer, numbers summed: above, PyTorch's threads work
 
 
 def call_own(self: Any, **given: Any) -> Any:
@@ -107,13 +105,13 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             return make_sample(explore=explore, random_actions=random_actions, **options)
         finally:
             tried, self._num_tried = self._num_tried, None
-            if tried:
-                self._log_env_steps(self._metrics_num_try_env_step, tried)
             if own.get(name) == self._forward:
                 del own[name]
             for pipeline, short, kind in zip(pipelines, SHORT, PIPELINES, strict=True):
                 pipeline.__class__ = kind if type(pipeline) is short else type(pipeline)
                 vars(pipeline).pop("own_call", None)
+            if tried:
+                super()._log_env_steps(self._metrics_num_try_env_step, tried)
             if self.describe() != self._said:
                 self._said = self.describe()
                 logger.info("%s", self._said)
@@ -133,7 +131,8 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             "these are not RLlib's default connectors": kinds != self._default,
             "there are several modules, or one with states": isinstance(module, MultiRLModule) or module.is_stateful(),
             f"modules are on {self._device}": str(self._device) != "cpu",
-            f"metrics are logged by {type(self.metrics).__name__}": type(self.metrics) is not MetricsLogger,
+            f"metrics are logged by {type(self.metrics).__name__}": type(self.metrics) is not MetricsLogger
+            or "log_value" in vars(self.metrics),
             "unbatch is not RLlib's": getattr(single_agent_env_runner, "unbatch", None) is not unbatch,
             f"actions have a {getattr(self._kind, '__name__', self._kind)}": self._kind not in DISTRIBUTIONS,
         }
@@ -152,13 +151,6 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
             super()._log_env_steps(metric, num_steps)
         else:
             self._num_tried += num_steps
-
-    def _make_on_episode_callback(self, which: str, *args: Any) -> None:
-        """RLlib's; after a step, only if there is a callback."""
-        own = (getattr(x.on_episode_step, "__func__", None) for x in self._callbacks)
-        is_heard = self.reason or self.config.callbacks_on_episode_step or any(x is not IDLE for x in own)
-        if which != "on_episode_step" or is_heard:
-            super()._make_on_episode_callback(which, *args)
 
     # -- what the module and connectors do -----------------------------------------------------------------------------
 
@@ -237,23 +229,27 @@ class TritonSingleAgentEnvRunner(SingleAgentEnvRunner):
         if not (self.reason or is_fresh or self._snapshot.holds()):
             self.reason = "connectors or the module have changed while a sample was made"
         if not self.reason and ours not in self._untried:
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1 if self._is_small else threads)  # others take longer to wake, also for `softmax`
-            try:
-                self._is_fresh = ours == self.forward
-                return ours(taken)
-            finally:
-                torch.set_num_threads(threads)
+            self._is_fresh = ours == self.forward
+            return self._run(ours, taken)
         before, results, drawn = torch.get_rng_state(), stock(**given), torch.get_rng_state()
         if not self.reason:
             self._untried.discard(ours)
             agrees = False
             torch.set_rng_state(before)
             with suppress(Exception):  # what ours cannot do is RLlib's
-                agrees = is_same(results, ours(taken)) and torch.equal(torch.get_rng_state(), drawn)
+                agrees = is_same(results, self._run(ours, taken)) and torch.equal(torch.get_rng_state(), drawn)
             torch.set_rng_state(drawn)
             self.reason = "" if agrees else f"RLlib's connectors return something else than {ours.__name__}"
         return results
+
+    def _run(self, ours: Callable[[Any], Any], taken: Any) -> Any:
+        """What one of ours returns, small ones by one thread: others take longer to wake, also for `softmax`."""
+        threads, numbers = torch.get_num_threads(), taken.numel() if isinstance(taken, Tensor) else 0
+        torch.set_num_threads(1 if self._is_small and numbers < SERIAL else threads)
+        try:
+            return ours(taken)
+        finally:
+            torch.set_num_threads(threads)
 
 
 def list_rows(batch: Any) -> Any:

@@ -8,7 +8,9 @@ The storage of Stable-Baselines3 is NumPy, in host memory; the compiled CPU back
 `contrib` serves MaskablePPO, and `rollout_buffer_class_for` chooses the class.
 """
 
+from contextlib import suppress
 from importlib import import_module
+from inspect import getsource
 from typing import Any
 from zlib import crc32
 
@@ -31,8 +33,9 @@ with explained_import(__package__, "stable-baselines3", "2.9", "sb3"):
 
 __all__ = ["TritonDictRolloutBuffer", "TritonGAEMixin", "TritonRolloutBuffer", "rollout_buffer_class_for"]
 
-STOCK_ADD = RolloutBuffer.add.__code__
-KNOWN_ADD = STOCK_ADD if crc32(repr(STOCK_ADD.co_names).encode()) == 1523424455 else ""  # as in SB3 2.9
+KNOWN_ADD: Any = ""
+with suppress(AttributeError, OSError, TypeError):  # without its source, which is that of 2.9
+    KNOWN_ADD = RolloutBuffer.add.__code__ if crc32(getsource(RolloutBuffer.add).encode()) == 1135542286 else ""
 
 
 class TritonGAEMixin(RolloutBuffer):
@@ -150,8 +153,7 @@ class TritonRolloutBuffer(TritonGAEMixin, RolloutBuffer):
         is_plain = type(value) is type(log_prob) is torch.Tensor and value.is_cpu and log_prob.is_cpu
         has_rows = not isinstance(self.observation_space, spaces.Discrete)
         if not (is_plain and has_rows and getattr(super().add, "__code__", None) is KNOWN_ADD):
-            super().add(obs, action, reward, episode_start, value, log_prob)
-            return
+            return super().add(obs, action, reward, episode_start, value, log_prob)
         names = "observations", "actions", "rewards", "episode_starts", "values", "log_probs"
         rows = obs, action.reshape((self.n_envs, self.action_dim)), reward, episode_start
         for name, x in zip(names, (*rows, value.numpy().ravel(), log_prob.numpy()), strict=True):

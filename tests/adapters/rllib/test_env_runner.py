@@ -12,6 +12,7 @@ import torch
 from ray.rllib.algorithms.impala import IMPALAConfig
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.algorithms.ppo.torch.default_ppo_torch_rl_module import DefaultPPOTorchRLModule
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.connectors.env_to_module import MeanStdFilter
 from ray.rllib.connectors.module_to_env import GetActions, normalize_and_clip_actions
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -230,7 +231,7 @@ def note_step(episode, env_runner, metrics_logger, **kwargs):
         metrics_logger.reset()
 
 
-OWN = type("Own", (env_runner.RLlibCallback,), {"on_episode_step": lambda _, **given: note_step(**given)})
+OWN = type("Own", (RLlibCallback,), {"on_episode_step": lambda _, **given: note_step(**given)})
 CALLED = {"function": {"on_episode_step": note_step}, "class": {"callbacks_class": OWN}}
 
 
@@ -246,6 +247,13 @@ def test_callbacks_and_ray_are_told_of_every_step(kind, monkeypatch):
         lengths = {x: y for x, y in flatten_metrics(runner.get_metrics()).items() if "length_" in str(x)}
         found.append((counted, lengths, runner.seen))
     assert found[0] == found[1] and len(told) == 4 and len(lengths) > 1
+
+
+@pytest.mark.parametrize("num_envs", [5, 8])
+def test_threads_of_rllib_change_no_bit(num_envs):
+    """Products of five rows have other last bits with two threads than with one."""
+    torch.set_num_threads(2)
+    assert_same(make_runners(num_envs=num_envs), num_timesteps=200)
 
 
 @pytest.mark.parametrize("num_envs", [1, 2])

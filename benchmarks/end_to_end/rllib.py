@@ -23,8 +23,8 @@ from benchmarks.end_to_end import Arm, Setting
 from benchmarks.end_to_end.stopwatch import ADVANTAGES, REST, Stopwatch
 from benchmarks.settings import TABLE
 from benchmarks.workloads import GAMMA
-from rl_triton_adapters.common.overrides import copy_function
 from rl_triton_adapters.rllib import enable_triton
+from rl_triton_core.reach import copy_function
 
 OBSERVATIONS, ACTIONS = 17, 6  # as of HalfCheetah
 LENGTH = 200  # of an episode, on average

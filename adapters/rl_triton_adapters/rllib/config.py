@@ -217,7 +217,9 @@ def derive(stock: Any, needs_flag: bool) -> Any:
     return type(f"{name}{stock.__name__}", (TritonAlgorithm, stock), own)
 
 
-TritonPPO, TritonIMPALA, TritonAPPO = OURS = [derive(x, needs_flag=False) for x in (PPO, IMPALA, APPO)]
+TritonPPO = derive(PPO, needs_flag=False)
+TritonIMPALA = derive(IMPALA, needs_flag=False)
+TritonAPPO = derive(APPO, needs_flag=False)
 FlaggedPPO, FlaggedIMPALA, FlaggedAPPO = FLAGGED = [derive(x, needs_flag=True) for x in (PPO, IMPALA, APPO)]
 
 
@@ -238,7 +240,7 @@ def list_places() -> list[Place]:
 
 def add_names() -> None:
     """Let RLlib and Ray Tune find these algorithms, by their names and by RLlib's."""
-    for stock, ours, flagged in zip((PPO, IMPALA, APPO), OURS, FLAGGED, strict=True):
+    for stock, ours, flagged in zip((PPO, IMPALA, APPO), (TritonPPO, TritonIMPALA, TritonAPPO), FLAGGED, strict=True):
         name = stock.__name__
         ALGORITHMS[f"Triton{name}"] = lambda x=ours: (x, x.get_default_config())
         ALGORITHMS[name] = lambda x=flagged: (x, x.get_default_config())

@@ -67,7 +67,6 @@ def put_in_place(module, name, monkeypatch):
     for i in range(1, len(parts)):
         monkeypatch.setitem(sys.modules, ".".join(parts[:i]), ModuleType(".".join(parts[:i])))
     monkeypatch.setitem(sys.modules, name, module)
-    return module
 
 
 def make_rollout(shape, scale=1.0):
